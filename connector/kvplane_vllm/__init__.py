@@ -1,0 +1,1 @@
+"""The vLLM connector plug-in. Importing this package does not import vLLM."""

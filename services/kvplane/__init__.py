@@ -1,0 +1,1 @@
+"""kvplane: a control plane for KV-cache reuse in prefill/decode serving."""

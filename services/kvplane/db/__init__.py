@@ -1,0 +1,1 @@
+"""Storage shared by the services: connections, group commit, column types, migrations."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible gateway: the reference client of kvplane."""

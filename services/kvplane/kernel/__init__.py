@@ -1,0 +1,1 @@
+"""What everything may import: clock, errors, ids, digests. Standard library only."""

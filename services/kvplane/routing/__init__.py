@@ -1,0 +1,1 @@
+"""The worker registry, and the decision where a turn goes."""

@@ -1,0 +1,1 @@
+"""The session registry: conversations, their turns, and how to find them again."""

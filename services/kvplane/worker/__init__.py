@@ -1,0 +1,1 @@
+"""The engine-free half of a worker: leases around reads, reports, orders."""

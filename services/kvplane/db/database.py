@@ -45,7 +45,7 @@ class Tx:
         """
         if self.is_postgres:
             query = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-            return int(self.connection.scalar(query))  # type: ignore[arg-type]
+            return int(self.connection.scalar(query))
         return self._clock.now_us()
 
 

@@ -1,9 +1,69 @@
-# kvplane: see README.md. `make help` lists what there is.
+# kvplane: see README.md.
 PYTHON ?= python3
 VENV ?= .venv
+VENV_LITE ?= .venv-lite
+# vllm: real vLLM on CPU. reference: the reference engine, in seconds.
+ENGINE ?= vllm
+# The package index with torch's CPU build, where pip does not find it by itself.
+TORCH_INDEX ?=
+export TORCH_INDEX
 BIN := $(VENV)/bin
+DEMO_VENV := $(if $(filter reference,$(ENGINE)),$(VENV_LITE),$(VENV))
+# Options for the tests and for the demo, such as ARGS="-k lease" or ARGS=--keep.
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show what there is
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+.PHONY: setup
+setup: ## Build .venv from nothing: vLLM on CPU, kvplane, test and lint tools
+	@$(PYTHON) tools/install.py full $(VENV)
+
+.PHONY: setup-lite
+setup-lite: ## Build .venv-lite: the control plane and the reference engine, without vLLM
+	@$(PYTHON) tools/install.py lite $(VENV_LITE)
+
+.PHONY: demo
+demo: $(if $(filter reference,$(ENGINE)),setup-lite,setup) ## Five turns with and without reuse (ENGINE=reference: in seconds)
+	@PYTHONPATH=examples $(DEMO_VENV)/bin/python -m demo.run --engine $(ENGINE) $(ARGS)
+
+.PHONY: test
+test: setup ## Run all tests, those on real vLLM too
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that need no vLLM
+	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+.PHONY: lint
+lint: setup ## Style, types, layers, protos, generated files
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_protos.py
+	$(BIN)/python tools/settings_doc.py --check
+
+.PHONY: bench
+bench: setup ## Run every benchmark; plots go to build/bench
+	@set -e; for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 .PHONY: protos
 protos: ## Regenerate the gRPC stubs (checked in; tests compare them)
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=services --pyi_out=services --grpc_python_out=services $$(find protos -name '*.proto' | sort)
-	find services/kvplane/api -type d -exec touch {}/__init__.py \;
+	$(BIN)/python tools/check_protos.py --write
+
+.PHONY: docs
+docs: setup ## Write docs/settings.md from the settings
+	$(BIN)/python tools/settings_doc.py
+
+.PHONY: freeze
+freeze: setup ## Write the versions of .venv to requirements/constraints.txt
+	$(BIN)/python tools/freeze.py
+
+.PHONY: clean
+clean: ## Remove the virtual environments, build/ and caches
+	rm -rf $(VENV) $(VENV_LITE) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,1 +1,92 @@
-"""Typed async clients of the services: the same interface over the wire or in one process."""
+"""Typed async clients of the services: the same interface over the wire or in one process.
+
+async with KvplaneClient("127.0.0.1:7700") as kvplane:
+    answer = await kvplane.routing.Route(RouteRequest(...))
+"""
+
+from typing import Self
+
+from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
+from kvplane.client.channels import Channels
+from kvplane.client.connect import (
+    DEFAULT_TIMEOUT,
+    close_channels,
+    lease_api,
+    routing_api,
+    session_api,
+    tenant_api,
+    worker_api,
+)
+
+__all__ = [
+    "Channels",
+    "KvplaneClient",
+    "LeaseApi",
+    "RoutingApi",
+    "SessionApi",
+    "TenantApi",
+    "WorkerApi",
+    "close_channels",
+    "lease_api",
+    "routing_api",
+    "session_api",
+    "tenant_api",
+    "worker_api",
+]
+
+
+class KvplaneClient:
+    """All services of one kvplane. Use it as an async context manager."""
+
+    routing: RoutingApi
+    workers: WorkerApi
+    sessions: SessionApi
+    leases: LeaseApi
+    tenants: TenantApi
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        session: str | None = None,
+        lease: str | None = None,
+        tenant: str | None = None,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Name the servers; nothing is opened yet.
+
+        `address` (``host:port``) serves everything, as `kvplane dev` does. Where services
+        run alone, it is the routing service's, `session` the session and tenant
+        service's, `lease` the lease service's. `timeout` is each call's, in seconds.
+        """
+        self._address = address
+        self._session = session or address
+        self._lease = lease or address
+        self._tenant, self._token, self._timeout = tenant, token, timeout
+        self._channels = Channels()
+
+    async def __aenter__(self) -> Self:
+        """Open lazily: the first call connects. Raises InvalidField("address")."""
+        tenant, token, timeout, channels = (
+            self._tenant, self._token, self._timeout, self._channels,
+        )  # fmt: skip
+        self.routing = routing_api(
+            self._address, tenant=tenant, token=token, timeout=timeout, channels=channels
+        )
+        self.workers = worker_api(
+            self._address, tenant=tenant, token=token, timeout=timeout, channels=channels
+        )
+        self.sessions = session_api(
+            self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
+        )
+        self.leases = lease_api(
+            self._lease, tenant=tenant, token=token, timeout=timeout, channels=channels
+        )
+        self.tenants = tenant_api(
+            self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._channels.close()

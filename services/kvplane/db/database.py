@@ -5,28 +5,31 @@ transaction runs are collected and share the next one: that is where a Python co
 plane gets its throughput. On SQLite the batch runs in one thread (one hop for the whole
 batch; with aiosqlite every statement would hop), in BEGIN IMMEDIATE. On PostgreSQL it
 runs over asyncpg.
+
+SQLite commits survive the death of a process, not that of the machine's power
+(synchronous=NORMAL).
 """
 
 import asyncio
-import contextlib
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from kvplane.db.failures import Failure, InDoubt, classify
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError, Unavailable
 
 T = TypeVar("T")
-MAX_BATCH = 256
-_LONE_TRIES = 4
-# Deadlock, serialization failure, lock timeout: another replica was first. Try again.
-_TRANSIENT_SQLSTATES = {"40P01", "40001", "55P03"}
+MAX_BATCH: Final = 256
+_TRIES: Final = 6
+_POSTGRES_NOW: Final = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 
 
 class Tx:
@@ -44,8 +47,7 @@ class Tx:
         transaction's own start time is too early.
         """
         if self.is_postgres:
-            query = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-            return int(self.connection.scalar(query))
+            return int(self.connection.scalar(_POSTGRES_NOW))
         return self._clock.now_us()
 
 
@@ -56,167 +58,256 @@ class _Job(Generic[T]):
 
 
 class Database:
-    """A pool and the group-commit loop over it."""
+    """A pool and the group-commit loop over it. It belongs to one event loop."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         """Open lazily. `url` is ``sqlite:///path`` or ``postgresql://user@host/name``."""
         self._clock = clock
         parsed = make_url(url)
-        self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        self._async_engine: AsyncEngine | None = None
-        self._engine: Engine | None = None
-        if self.is_sqlite:
-            if parsed.database:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-            self._engine = create_engine(
-                parsed.set(drivername="sqlite+pysqlite"),
-                connect_args={"timeout": 5, "check_same_thread": False, "isolation_level": None},
-            )
-            event.listen(self._engine, "connect", _sqlite_connect)
-            event.listen(self._engine, "begin", _sqlite_begin)
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvplane-sqlite")
-        else:
-            self._async_engine = create_async_engine(
-                parsed.set(drivername="postgresql+asyncpg"),
-                pool_size=4,
-                max_overflow=0,
-                pool_timeout=2,
-                pool_pre_ping=True,
-                connect_args={
-                    "timeout": 2,
-                    "command_timeout": 5,
-                    "server_settings": {"lock_timeout": "2000", "statement_timeout": "4000"},
-                },
-            )
+        self._backend: _Sqlite | _Postgres = (
+            _Sqlite(parsed, clock)
+            if parsed.get_backend_name() == "sqlite"
+            else _Postgres(parsed, clock)
+        )
         self._queue: list[_Job[Any]] = []
-        self._running: asyncio.Task[None] | None = None
+        self._lanes: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def is_sqlite(self) -> bool:
+        """SQLite, so one machine only."""
+        return isinstance(self._backend, _Sqlite)
 
     async def run(self, operation: Callable[[Tx], T]) -> T:
-        """Run one atomic transition and return its result once it is durable.
+        """Run one atomic transition and return its result once it is committed.
 
-        `operation` may run more than once, so it must not touch anything but `Tx`. It
-        raises KvplaneError only before its first write: other transitions share the
-        transaction.
+        `operation` may run more than once, so it must touch nothing but `Tx`. It runs
+        outside of the caller's context: `kernel.context.caller()` must be read before.
+        It raises KvplaneError only before its first write: other transitions share the
+        transaction. When the caller is cancelled, it may or may not have happened.
 
         Raises Unavailable when the database is away.
         """
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            raise Unavailable("the database is closed")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
         self._queue.append(_Job(operation, done))
-        if self._running is None:
-            self._running = asyncio.create_task(self._drain())
+        if len(self._lanes) < self._backend.lanes:
+            lane = loop.create_task(self._drain(), context=Context())
+            self._lanes.add(lane)
+            lane.add_done_callback(self._lanes.discard)
         return await done
+
+    async def read(self, operation: Callable[[Tx], T]) -> T:
+        """Run queries that change nothing, beside the transitions instead of among them.
+
+        It sees everything that was committed before. Raises Unavailable.
+        """
+        if self._closed:
+            raise Unavailable("the database is closed")
+        for attempt in (1, 2):
+            try:
+                return await self._backend.read(operation)
+            except KvplaneError:
+                raise
+            except Exception as error:
+                failure = classify(error)
+                if failure is Failure.MISTAKE:
+                    raise
+                # The pool may hold connections from before a restart: ask once more.
+                if attempt == 2 or failure is not Failure.AWAY:
+                    raise _away(error) from error
+        raise AssertionError
 
     async def close(self) -> None:
         """Finish what is queued and close the pool."""
-        while self._running is not None:
-            with contextlib.suppress(Exception):
-                await self._running
-        if self._engine is not None:
-            self._thread.shutdown()
-            self._engine.dispose()
-        if self._async_engine is not None:
-            await self._async_engine.dispose()
+        self._closed = True
+        while self._lanes:
+            await asyncio.wait(self._lanes)
+        await self._backend.close()
 
     async def _drain(self) -> None:
         try:
             while self._queue:
                 batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
                 await self._commit(batch)
-        finally:
-            self._running = None
+        except asyncio.CancelledError:
+            _fail(self._queue, Unavailable("the database is closed"))
+            self._queue = []
+            raise
 
-    async def _commit(self, batch: list[_Job[Any]]) -> None:
+    async def _commit(self, batch: list[_Job[Any]], tries: int = 1) -> None:
+        batch = [job for job in batch if not job.done.done()]  # without callers that have gone
+        if not batch:
+            return
         try:
-            outcomes = await self._transaction(batch)
+            outcomes = await self._backend.transaction([job.operation for job in batch])
+        except asyncio.CancelledError:
+            _fail(batch, Unavailable("the database is closed"))
+            raise
         except Exception as error:  # noqa: BLE001 - every job must hear of it
-            if len(batch) == 1:
-                await self._alone(batch[0], error)
-                return
-            # One of them spoilt it for all: each gets a transaction of its own.
-            for job in batch:
-                await self._commit([job])
+            await self._again(batch, tries, error)
             return
         for job, outcome in zip(batch, outcomes, strict=True):
-            _settle(job, outcome)
+            if job.done.done():
+                continue
+            if isinstance(outcome, KvplaneError):
+                job.done.set_exception(outcome)
+            else:
+                job.done.set_result(outcome)
 
-    async def _alone(self, job: _Job[Any], error: Exception) -> None:
-        for attempt in range(1, _LONE_TRIES):
-            if not _is_transient(error):
-                break
-            await self._clock.sleep(0.005 * 2**attempt)
+    async def _again(self, batch: list[_Job[Any]], tries: int, error: Exception) -> None:
+        failure = classify(error)
+        if failure is Failure.AWAY and tries == 1:
+            # The pool may hold connections from before a restart; they are gone now.
+            await self._commit(batch, tries + 1)
+        elif failure is Failure.BUSY and tries < _TRIES:
+            await self._commit(batch, tries + 1)
+        elif failure in {Failure.AWAY, Failure.BUSY, Failure.IN_DOUBT}:
+            _fail(batch, _away(error))
+        elif len(batch) > 1:
+            # Smaller transactions lock less at a time, and find the one that is at fault.
+            half = len(batch) // 2
+            await self._commit(batch[:half])
+            await self._commit(batch[half:])
+        elif failure is Failure.CONFLICT and tries < _TRIES:
+            await self._clock.sleep(0.005 * 2**tries * random.uniform(0.5, 1.5))  # noqa: S311
+            await self._commit(batch, tries + 1)
+        else:
+            _fail(batch, error if failure is Failure.MISTAKE else _away(error))
+
+
+class _Sqlite:
+    lanes: Final = 1
+
+    def __init__(self, url: URL, clock: Clock) -> None:
+        self._clock = clock
+        self._in_file = bool(url.database) and url.database != ":memory:"
+        if self._in_file:
+            Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+        # The write lock from the start: a deferred transaction that upgrades later fails
+        # at once with "database is locked", whatever the busy timeout.
+        self._writer = sqlite_engine(url, "BEGIN IMMEDIATE")
+        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="kvplane-write")
+        self._reader = sqlite_engine(url, "BEGIN")
+        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="kvplane-read")
+
+    async def transaction(self, operations: list[Callable[[Tx], Any]]) -> list[Any]:
+        def in_thread() -> list[Any]:
+            with self._writer.begin() as connection:
+                return _outcomes(operations, Tx(connection, self._clock))
+
+        return await asyncio.get_running_loop().run_in_executor(self._write_thread, in_thread)
+
+    async def read(self, operation: Callable[[Tx], T]) -> T:
+        # A database in memory is known to one connection only.
+        engine, thread = (
+            (self._reader, self._read_thread)
+            if self._in_file
+            else (self._writer, self._write_thread)
+        )
+
+        def in_thread() -> T:
+            with engine.begin() as connection:
+                return operation(Tx(connection, self._clock))
+
+        return await asyncio.get_running_loop().run_in_executor(thread, in_thread)
+
+    async def close(self) -> None:
+        for thread, engine in (
+            (self._read_thread, self._reader),
+            (self._write_thread, self._writer),
+        ):
+            thread.shutdown()
+            engine.dispose()
+
+
+class _Postgres:
+    # Beside the one that waits for a lock of another replica, one more.
+    lanes: Final = 2
+
+    def __init__(self, url: URL, clock: Clock) -> None:
+        self._clock = clock
+        self._engine = postgres_engine(
+            url,
+            pool_size=4,
+            max_overflow=0,
+            pool_timeout=2,
+            connect_args={
+                "timeout": 2,
+                "command_timeout": 5,
+                "server_settings": {"lock_timeout": "1000", "statement_timeout": "4000"},
+            },
+        )
+        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def transaction(self, operations: list[Callable[[Tx], Any]]) -> list[Any]:
+        async with self._engine.connect() as connection:
+            outcomes = await connection.run_sync(
+                lambda sync: _outcomes(operations, Tx(sync, self._clock))
+            )
             try:
-                _settle(job, (await self._transaction([job]))[0])
-                return
-            except Exception as again:  # noqa: BLE001
-                error = again
-        if isinstance(error, (SQLAlchemyError, OSError, TimeoutError)) and _is_outage(error):
-            outage = Unavailable("the database is away", retry_after=1.0)
-            outage.__cause__ = error
-            error = outage
+                await connection.commit()
+            except Exception as error:
+                if classify(error) is Failure.AWAY:
+                    raise InDoubt from error
+                raise
+            return outcomes
+
+    async def read(self, operation: Callable[[Tx], T]) -> T:
+        async with self._autocommit.connect() as connection:
+            return await connection.run_sync(lambda sync: operation(Tx(sync, self._clock)))
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def sqlite_engine(url: URL, begin: str, busy_timeout: float = 5.0) -> Engine:
+    """Return an engine whose transactions begin with the statement `begin`."""
+    engine = create_engine(
+        url.set(drivername="sqlite+pysqlite"),
+        connect_args={
+            "timeout": busy_timeout,
+            "check_same_thread": False,
+            "isolation_level": None,  # the driver must not begin transactions by itself
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def postgres_engine(url: URL, **options: Any) -> AsyncEngine:
+    """Return an engine over asyncpg; `options` as of `create_async_engine`."""
+    return create_async_engine(url.set(drivername="postgresql+asyncpg"), **options)
+
+
+def _outcomes(operations: list[Callable[[Tx], Any]], tx: Tx) -> list[Any]:
+    outcomes: list[Any] = []
+    for operation in operations:
+        try:
+            outcomes.append(operation(tx))
+        except KvplaneError as refusal:
+            outcomes.append(refusal)
+    return outcomes
+
+
+def _fail(batch: list[_Job[Any]], error: Exception) -> None:
+    for job in batch:
         if not job.done.done():
             job.done.set_exception(error)
 
-    async def _transaction(self, batch: list[_Job[Any]]) -> list[Any]:
-        def work(connection: Connection) -> list[Any]:
-            tx = Tx(connection, self._clock)
-            return [_outcome(job, tx) for job in batch]
 
-        if self._async_engine is not None:
-            async with self._async_engine.begin() as connection:
-                return await connection.run_sync(work)
-        assert self._engine is not None
-        engine = self._engine
-
-        def in_thread() -> list[Any]:
-            with engine.begin() as connection:
-                return work(connection)
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, in_thread)
-
-
-def _outcome(job: _Job[Any], tx: Tx) -> Any:
-    try:
-        return job.operation(tx)
-    except KvplaneError as refusal:
-        return refusal
-
-
-def _settle(job: _Job[Any], outcome: Any) -> None:
-    if job.done.done():  # the caller has gone
-        return
-    if isinstance(outcome, KvplaneError):
-        job.done.set_exception(outcome)
-    else:
-        job.done.set_result(outcome)
-
-
-def _is_transient(error: Exception) -> bool:
-    if not isinstance(error, DBAPIError):
-        return False
-    sqlstate = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return sqlstate in _TRANSIENT_SQLSTATES or error.connection_invalidated
-
-
-def _is_outage(error: Exception) -> bool:
-    """Tell a database that is away from a mistake in our own SQL."""
-    from sqlalchemy.exc import (  # noqa: PLC0415
-        DataError,
-        IntegrityError,
-        OperationalError,
-        ProgrammingError,
-    )
-
-    if isinstance(error, (IntegrityError, ProgrammingError, DataError)):
-        return False
-    return isinstance(error, (OperationalError, DBAPIError, OSError, TimeoutError, SQLAlchemyError))
-
-
-def _sqlite_connect(connection: Any, _record: Any) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _sqlite_begin(connection: Connection) -> None:
-    # The write lock from the start: a deferred transaction that upgrades later fails at
-    # once with "database is locked", whatever the busy timeout.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _away(error: BaseException) -> Unavailable:
+    away = Unavailable("the database is away", retry_after=1.0)
+    away.__cause__ = error
+    return away

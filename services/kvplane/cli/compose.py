@@ -1,0 +1,124 @@
+"""Which parts make up each process. The only place that knows all services."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvplane import client
+from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
+from kvplane.db.database import Database
+from kvplane.kernel.clock import Clock
+from kvplane.lease import main as lease_main
+from kvplane.routing import main as routing_main
+from kvplane.runtime.auth import ApiKeys, Authenticator, KeyCache, TrustedNetwork
+from kvplane.runtime.process import GrpcProcess, Part
+from kvplane.runtime.settings import Settings
+from kvplane.session import main as session_main
+from kvplane.tenant import main as tenant_main
+
+PORTS: Final = {"dev": 7700, "session": 7701, "lease": 7702, "routing": 7703}
+
+
+@dataclass
+class Assembly:
+    """The services of one process, and the way to the others."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    servicers: dict[str, Any] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+
+    def lease(self) -> LeaseApi:
+        """Add the lease service."""
+        part = lease_main.build(self.database, self.clock, self.settings.lease.config())
+        self.parts.append(part)
+        self.servicers["LeaseService"] = part.servicer
+        return part.servicer
+
+    def session(self, leases: LeaseApi) -> SessionApi:
+        """Add the session service."""
+        config = self.settings.session.config()
+        part = session_main.build(self.database, self.clock, leases, config)
+        self.parts.append(part)
+        self.servicers["SessionService"] = part.servicer
+        return part.servicer
+
+    def tenant(self) -> TenantApi:
+        """Add the tenant service."""
+        part = tenant_main.build(self.database, self.clock)
+        self.parts.append(part)
+        self.servicers["TenantService"] = part.servicer
+        return part.servicer
+
+    def routing(self, leases: LeaseApi, sessions: SessionApi) -> tuple[RoutingApi, WorkerApi]:
+        """Add the routing service and the worker registry."""
+        config = self.settings.routing.config()
+        part = routing_main.build(self.database, self.clock, leases, sessions, config)
+        self.parts.append(part)
+        self.servicers["RoutingService"] = part.routing_servicer
+        self.servicers["WorkerService"] = part.worker_servicer
+        return part.routing_servicer, part.worker_servicer
+
+    def process(self, tenants: TenantApi, default_port: int) -> GrpcProcess:
+        """Return the process that serves what was added."""
+        return GrpcProcess(
+            self.settings,
+            self.clock,
+            self.database,
+            authenticator(self.settings, tenants, self.clock),
+            self.servicers,
+            self.parts,
+            default_port,
+        )
+
+
+class Peers:
+    """The services of other processes, at the addresses of the settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._token = settings.auth.internal_token.get_secret_value() or None
+
+    def leases(self) -> LeaseApi:
+        """Return the lease service."""
+        return client.lease_api(self._settings.lease.address, token=self._token)
+
+    def sessions(self) -> SessionApi:
+        """Return the session service."""
+        return client.session_api(self._settings.session.address, token=self._token)
+
+    def tenants(self) -> TenantApi:
+        """Return the tenant service, which lives with the session service."""
+        return client.tenant_api(self._settings.session.address, token=self._token)
+
+    def routing(self) -> RoutingApi:
+        """Return the routing service."""
+        return client.routing_api(self._settings.routing.address, token=self._token)
+
+    def workers(self) -> WorkerApi:
+        """Return the worker registry, which lives with the routing service."""
+        return client.worker_api(self._settings.routing.address, token=self._token)
+
+
+def authenticator(settings: Settings, tenants: TenantApi, clock: Clock) -> Authenticator:
+    """Return who decides who is calling."""
+    auth = settings.auth
+    if auth.mode == "none":
+        return TrustedNetwork()
+    keys = KeyCache(tenants, clock, auth.key_cache_s)
+    return ApiKeys(keys, auth.internal_token.get_secret_value())
+
+
+def service(name: str, settings: Settings, clock: Clock) -> GrpcProcess:
+    """Return the process of ``session``, ``lease`` or ``routing`` alone."""
+    made = Assembly(settings, clock, Database(settings.database.url, clock))
+    peers = Peers(settings)
+    tenants = peers.tenants()
+    if name == "session":
+        made.session(peers.leases())
+        tenants = made.tenant()
+    elif name == "lease":
+        made.lease()
+    else:
+        made.routing(peers.leases(), peers.sessions())
+    return made.process(tenants, PORTS[name])

@@ -1,0 +1,1 @@
+"""The schema's history, in the package so that an installed kvplane can migrate too."""

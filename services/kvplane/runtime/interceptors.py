@@ -1,0 +1,210 @@
+"""What surrounds every call: who calls, a deadline, one log line, metrics, errors.
+
+One interceptor does it all: in Python each further layer costs every call.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from kvplane.kernel.clock import Clock
+from kvplane.kernel.context import caller, set_caller
+from kvplane.kernel.errors import Internal, KvplaneError, Unavailable
+from kvplane.runtime.auth import Authenticator
+from kvplane.runtime.metrics import MethodMetrics, RpcMetrics
+from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
+
+_OURS: Final = "/kvplane."
+
+Gate = Callable[[], KvplaneError | None]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of our services; ends all streams when the server drains."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        metrics: RpcMetrics,
+        clock: Clock,
+        *,
+        default_deadline: float,
+        gate: Gate = lambda: None,
+    ) -> None:
+        """`default_deadline` (seconds) is for unary calls whose client set none.
+
+        `gate` returns the error that every call gets while the process cannot serve at
+        all, such as under a wrong schema. Configure logging first.
+        """
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._clock = clock
+        self._default_deadline = default_deadline
+        self._gate = gate
+        self._log = structlog.get_logger().bind()
+        self._handlers: dict[str, Any] = {}
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._draining = False
+
+    def end_streams(self) -> None:
+        """End all streams with Unavailable, now and from now on: clients connect elsewhere."""
+        self._draining = True
+        for task in self._streams:
+            task.cancel()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: Any,
+    ) -> Any:
+        """Return the wrapped handler of the method; see grpc.aio."""
+        method = handler_call_details.method
+        wrapped = self._handlers.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:  # no such method: gRPC answers
+                return None
+            wrapped = self._handlers[method] = self._wrap(method, handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: Any) -> Any:
+        if handler.response_streaming:
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            behaviour = self._stream(method, handler.stream_stream or handler.unary_stream)
+        elif method.startswith(_OURS):
+            make = grpc.unary_unary_rpc_method_handler
+            behaviour = self._unary(method, handler.unary_unary)
+        else:
+            return handler
+        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
+        name = _short_name(method)
+        metrics = self._metrics.method(name, streaming=False)
+
+        async def call(request: Any, context: Any) -> Any:
+            started = self._clock.monotonic()
+            metrics.begin()
+            code = "CANCELLED"
+            try:
+                try:
+                    await self._enter(method, context)
+                    if context.time_remaining() is not None:  # gRPC cancels us at its end
+                        answer = await behaviour(request, context)
+                    else:
+                        answer = await self._bounded(behaviour, request, context)
+                    code = "OK"
+                    return answer
+                except Exception as error:  # noqa: BLE001 - the last line before the wire
+                    failure = self._explain(error, method)
+                    code = failure.code
+                await _abort(context, failure)
+            finally:
+                self._note(name, code, started, metrics)
+
+        return call
+
+    async def _bounded(
+        self, behaviour: Callable[..., Awaitable[Any]], request: Any, context: Any
+    ) -> Any:
+        try:
+            async with asyncio.timeout(self._default_deadline) as timer:
+                return await behaviour(request, context)
+        except TimeoutError:
+            if timer.expired():
+                raise _Late(f"no answer within {self._default_deadline:g} s") from None
+            raise
+
+    def _stream(self, method: str, behaviour: Callable[..., Any]) -> Any:
+        ours = method.startswith(_OURS)
+        name = _short_name(method)
+        metrics = self._metrics.method(name, streaming=True)
+
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            started = self._clock.monotonic()
+            metrics.begin()
+            code = "CANCELLED"
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams.add(task)
+            failure: KvplaneError
+            try:
+                try:
+                    if self._draining:
+                        raise _draining()
+                    if ours:
+                        await self._enter(method, context)
+                    answers = aiter(behaviour(request, context))
+                    async with contextlib.aclosing(answers):
+                        async for answer in answers:
+                            yield answer
+                    code = "OK"
+                    return
+                except asyncio.CancelledError:
+                    if not self._draining or context.cancelled():
+                        raise
+                    task.uncancel()
+                    failure = _draining()
+                except Exception as error:  # noqa: BLE001 - the last line before the wire
+                    failure = self._explain(error, method)
+                code = failure.code
+                await _abort(context, failure)
+            finally:
+                self._streams.discard(task)
+                self._note(name, code, started, metrics)
+
+        return call
+
+    async def _enter(self, method: str, context: Any) -> None:
+        refusal = self._gate()
+        if refusal is not None:
+            raise refusal
+        metadata = dict(context.invocation_metadata())
+        set_caller(await self._authenticator.caller(method, metadata))
+
+    def _explain(self, error: Exception, method: str) -> KvplaneError:
+        """Return what the caller is told; what it is not told goes to the log."""
+        if isinstance(error, KvplaneError):
+            return error
+        self._log.error("call failed", method=_short_name(method), exc_info=error)
+        if isinstance(error, TimeoutError):
+            return Unavailable("another part took too long", retry_after=0.5)
+        return Internal("internal error; the server's log has the details under the request id")
+
+    def _note(self, name: str, code: str, started: float, metrics: MethodMetrics) -> None:
+        seconds = self._clock.monotonic() - started
+        metrics.end(code, seconds)
+        self._log.info("call", method=name, code=code, ms=round(seconds * 1000, 2))
+
+
+class _Late(KvplaneError):
+    """The default deadline has passed."""
+
+    code = "DEADLINE_EXCEEDED"
+    reason = "UNAVAILABLE"
+
+
+async def _abort(context: Any, error: KvplaneError) -> None:
+    """End the call with the error. Always raises."""
+    status = to_status(error, caller().request_id)
+    await context.abort(
+        CODES[error.code], status.message, ((DETAILS_KEY, status.SerializeToString()),)
+    )
+
+
+def _draining() -> KvplaneError:
+    return Unavailable("the server is shutting down; connect again", retry_after=0.1)
+
+
+def _short_name(method: str) -> str:
+    """``/kvplane.api.lease.v1.LeaseService/GetLease`` -> ``LeaseService/GetLease``."""
+    service, _, rpc = method.rpartition("/")
+    return f"{service.rpartition('.')[2]}/{rpc}"

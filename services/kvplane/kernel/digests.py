@@ -7,9 +7,10 @@ and including block i. The last one may cover a partial block.
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 DIGEST_SIZE = 16
+_CHUNK = 256
 
 
 def digest_space(model: str, revision: str = "", salt: str = "", adapter: str = "") -> bytes:
@@ -27,20 +28,51 @@ def block_digests(
 ) -> bytes:
     """Return the joined digests of `tokens`: ceil(len / block_size) times 16 bytes.
 
-    `previous` continues a chain; `tokens` then begin at the block after it.
+    `previous` continues a chain; `tokens` then begin at the block after it. Raises
+    OverflowError for a token outside uint32.
     """
-    return b"".join(iter_block_digests(tokens, block_size, space, previous))
+    chain = DigestChain(tokens, len(tokens), block_size, previous if previous else space)
+    while chain.advance(_CHUNK):
+        pass
+    return bytes(chain.digests)
 
 
-def iter_block_digests(
-    tokens: Sequence[int], block_size: int, space: bytes, previous: bytes | None = None
-) -> Iterator[bytes]:
-    """Yield one digest at a time, so that a caller can let go of the GIL between blocks."""
-    last = previous if previous is not None else space
-    for start in range(0, len(tokens), block_size):
-        block = array("I", tokens[start : start + block_size])
-        last = hashlib.blake2b(last + block.tobytes(), digest_size=DIGEST_SIZE).digest()
-        yield last
+class DigestChain:
+    """Digests of the first `count` of `tokens`, made a piece at a time.
+
+    Whoever shares the interpreter with an engine lets go of it between two pieces:
+    64 blocks of 16 tokens take about 70 microseconds.
+    """
+
+    __slots__ = ("_block_size", "_count", "_done", "_last", "_tokens", "digests")
+
+    def __init__(self, tokens: Sequence[int], count: int, block_size: int, space: bytes) -> None:
+        self._tokens = tokens
+        self._count = count
+        self._block_size = block_size
+        self._done = 0
+        self._last = space
+        self.digests = bytearray()
+
+    def resume(self, digests: bytes) -> None:
+        """Start after these digests of whole blocks, made of the same tokens before."""
+        whole = min(len(digests) // DIGEST_SIZE, self._count // self._block_size)
+        if whole and not self._done:
+            self.digests += digests[: whole * DIGEST_SIZE]
+            self._last = bytes(self.digests[-DIGEST_SIZE:])
+            self._done = whole * self._block_size
+
+    def advance(self, blocks: int) -> bool:
+        """Add up to `blocks` digests; return whether there are more to come."""
+        end = min(self._done + blocks * self._block_size, self._count)
+        raw = array("I", self._tokens[self._done : end]).tobytes()
+        width = self._block_size * 4
+        last, blake2b = self._last, hashlib.blake2b
+        for start in range(0, len(raw), width):
+            last = blake2b(last + raw[start : start + width], digest_size=DIGEST_SIZE).digest()
+            self.digests += last
+        self._last, self._done = last, end
+        return end < self._count
 
 
 def matching_tokens(

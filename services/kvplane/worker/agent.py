@@ -26,74 +26,85 @@ The owner's side::
         agent.order_done(order, done=True, hold_seconds=...)
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final
 
-from kvplane.kernel.clock import Clock
+from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.client import Channels, lease_api, worker_api
+from kvplane.kernel.clock import Clock, SystemClock
+from kvplane.kernel.digests import DigestChain
+from kvplane.kernel.errors import KvplaneError
+from kvplane.kernel.ids import Ids, RandomIds
+from kvplane.worker.control import Control
+from kvplane.worker.holdings import FreeNow, Held, Holdings, HoldLonger, Item, Order
 from kvplane.worker.identity import AgentConfig, WorkerIdentity
+from kvplane.worker.reading import Question, Reading, make_digests
 from kvplane.worker.reads import Answer, Pending, Permit, Refused
 
 __all__ = [
-    "Answer", "FreeNow", "Held", "HoldLonger", "Order", "Pending", "Permit", "Refused",
-    "WorkerAgent",
+    "AgentConfig", "Answer", "FreeNow", "Held", "HoldLonger", "Order", "Pending", "Permit",
+    "Refused", "WorkerAgent", "WorkerIdentity",
 ]  # fmt: skip
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Blocks that an engine has pinned after a request ended."""
-
-    request_id: str  # the engine's own, remote_request_id of the params
-    params: dict[str, Any]  # the kv_transfer_params that the engine returns
-    tokens: Sequence[int]  # kept by reference and read later: never change it again
-    num_tokens: int  # the first so many have KV
-    hold_seconds: float  # the engine's own, from now; less is reported
-    cuttable: bool  # all KV-cache groups are full attention
-    tenant_id: str = ""
-    session_id: str = ""
-    turn: int = 0
-    for_decode: bool = False  # a prefill's blocks, for the decode of the same turn
-    salt: str = ""  # cache_salt
-    adapter: str = ""  # LoRA name
-
-
-@dataclass(frozen=True, slots=True)
-class HoldLonger:
-    """Keep the blocks of `request_id` for `seconds` from now. See `hold_for`."""
-
-    request_id: str
-    seconds: float
-    command_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FreeNow:
-    """Unpin the blocks of `request_id` now."""
-
-    request_id: str
-    command_id: str = ""
-
-
-Order = HoldLonger | FreeNow
+_RESTART_PAUSE: Final = 1.0
+_GOODBYE_SECONDS: Final = 1.0
 
 
 class WorkerAgent:
     """One engine's side of the protocol. Thread-safe; see the module for its use."""
 
     def __init__(
-        self, identity: WorkerIdentity, config: AgentConfig, clock: Clock | None = None
+        self,
+        identity: WorkerIdentity,
+        config: AgentConfig,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
     ) -> None:
         """Nothing runs before `start`. A new agent is a new instance of the worker."""
-        raise NotImplementedError
+        self.identity, self.config = identity, config
+        self._clock = clock or SystemClock()
+        self._load = (0, 0, 0.0)
+        self._holdings = Holdings(identity, config, self._clock)
+        self._control = Control(
+            identity,
+            (ids or RandomIds()).new("instance"),
+            self._holdings,
+            self._clock,
+            self._load_message,
+            self._epoch_ended,
+        )
+        self._reading = Reading(identity, config, self._control, self._clock, self._post)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._new_held: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvplane-agent", daemon=True)
 
     def start(self) -> None:
         """Start the background thread: register, heartbeat, connect, renew."""
-        raise NotImplementedError
+        self._thread.start()
+        self._ready.wait()
 
     def close(self, timeout: float = 2.0) -> None:
         """Deregister if the control plane is there, and end the thread."""
-        raise NotImplementedError
+        if self._stop is not None:
+            self._post(self._stop.set)
+            self._thread.join(timeout)
+
+    @property
+    def away(self) -> str | None:
+        """Why reads are refused at once, None while the control plane is there."""
+        return self._control.away
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch, 0 before the first registration."""
+        return self._control.epoch
 
     # -- reading ------------------------------------------------------------------
 
@@ -105,6 +116,7 @@ class WorkerAgent:
         lease: tuple[str, int] | None = None,
         handle: tuple[str, str] | None = None,
         min_tokens: int = 1,
+        tenant_id: str = "",
         salt: str = "",
         adapter: str = "",
     ) -> None:
@@ -113,22 +125,38 @@ class WorkerAgent:
         Give the lease (id, fencing token) that the router granted, or the handle
         (engine id, request id) to get a lease for. `tokens` is kept by reference: the
         part that exists now must not change. Fewer than `min_tokens` proved equal are
-        refused.
+        refused, and so is what another tenant than `tenant_id` owns.
         """
-        raise NotImplementedError
+        wait = self.config.begin_wait_seconds if lease else self.config.grant_wait_seconds
+        self._reading.begin(
+            Question(
+                local_id=local_id,
+                tokens=tokens,
+                count=len(tokens),
+                lease=lease,
+                handle=handle,
+                min_tokens=min_tokens,
+                tenant_id=tenant_id,
+                space=self._reading.space(salt, adapter),
+                wait=wait,
+            )
+        )
 
     def poll_read(self, local_id: str) -> Answer:
-        """Return the answer; Refused for an unknown id. A Permit may turn into Refused
-        until `read_started`, and no answer after the configured wait is Refused."""
-        raise NotImplementedError
+        """Return the answer; Refused for an unknown id.
+
+        A Permit may turn into Refused until `read_started`, and no answer within the
+        configured wait is Refused.
+        """
+        return self._reading.poll(local_id)
 
     def read_started(self, local_id: str) -> bool:
         """Call right before the read, or its notification, is sent. False: do not send."""
-        raise NotImplementedError
+        return self._reading.started(local_id)
 
     def still_valid(self, local_id: str) -> bool:
         """Return whether a permit or a running read still has its lease."""
-        raise NotImplementedError
+        return self._reading.valid(local_id)
 
     def read_finished(self, local_id: str, *, sent: bool, failed: bool = False) -> None:
         """Give the lease back and forget the read.
@@ -136,30 +164,141 @@ class WorkerAgent:
         `sent`: a read or a notification may have been sent to the owner. `failed`: it
         was, and the owner may not have got it.
         """
-        raise NotImplementedError
+        self._reading.finished(local_id, sent=sent, failed=failed)
 
     def abandon(self, local_id: str) -> None:
-        """The request ended before anything was sent. A read that was started stays."""
-        raise NotImplementedError
+        """The request ended without a report. A read that was started goes on.
+
+        Harmless for a request without a read.
+        """
+        self._reading.abandon(local_id)
 
     # -- owning -------------------------------------------------------------------
 
     def report_held(self, held: Held) -> None:
         """The engine has pinned these blocks."""
-        raise NotImplementedError
+        self._holdings.add(held)
+        self._post(self._prepare)
 
     def report_freed(self, request_ids: Iterable[str]) -> None:
         """The engine has unpinned these; ids that were never reported do no harm."""
-        raise NotImplementedError
+        sent = self._holdings.remove(request_ids)
+        if sent:
+            self._post(self._control.withdraw, sent)
 
     def take_orders(self) -> list[Order]:
         """Return new orders of the control plane for blocks reported and not yet freed."""
-        raise NotImplementedError
+        return self._holdings.take_orders()
 
     def order_done(self, order: Order, *, done: bool, hold_seconds: float = 0.0) -> None:
         """Answer an order. After HoldLonger: the engine's own hold from now."""
-        raise NotImplementedError
+        command_id = self._holdings.answered(order, done, hold_seconds)
+        if command_id:
+            self._post(self._control.acknowledge, command_id)
 
     def set_load(self, *, running: int, waiting: int, kv_usage: float) -> None:
         """Say how busy the engine is, for the next heartbeat. `kv_usage` is 0 to 1."""
-        raise NotImplementedError
+        self._load = (running, waiting, kv_usage)
+
+    # -- the background thread ----------------------------------------------------
+
+    def _load_message(self) -> routing.Load:
+        running, waiting, kv_usage = self._load
+        return routing.Load(
+            running=running, waiting=waiting, kv_usage=kv_usage, held=len(self._holdings)
+        )
+
+    def _epoch_ended(self) -> None:
+        self._reading.lose_all("the worker's epoch ended")
+
+    def _post(self, call: Callable[..., None], *args: Any) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # closed meanwhile
+            log.debug("kvplane: the agent has ended")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except Exception:
+            log.exception("kvplane: the agent's thread ended")
+        finally:
+            self._loop = None
+            self._control.away = "the agent has ended"
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop, self._new_held = asyncio.Event(), asyncio.Event()
+        channels = Channels()
+        config = self.config
+        leases = lease_api(
+            config.lease,
+            token=config.token,
+            timeout=config.call_timeout_seconds,
+            channels=channels,
+        )
+        workers = worker_api(
+            config.routing,
+            token=config.token,
+            timeout=config.call_timeout_seconds,
+            channels=channels,
+        )
+        loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
+            ("register", lambda: self._control.keep_registered(workers)),
+            ("connect", lambda: self._control.keep_connected(leases)),
+            ("release", lambda: self._reading.keep_released(leases)),
+            ("renew", lambda: self._reading.keep_renewed(leases)),
+            ("report", self._keep_reported),
+        ]
+        tasks = [asyncio.create_task(self._forever(name, loop)) for name, loop in loops]
+        self._ready.set()
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self._control.deregister(workers)
+        except (KvplaneError, TimeoutError) as error:
+            log.info("kvplane: left without a goodbye: %s", error)
+        await channels.close()
+
+    async def _forever(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                await loop()
+            except Exception:
+                log.exception("kvplane: the agent's %s loop failed, going on", name)
+            await self._clock.sleep(_RESTART_PAUSE)
+
+    def _prepare(self) -> None:
+        assert self._new_held is not None
+        self._new_held.set()
+
+    async def _keep_reported(self) -> None:
+        assert self._new_held is not None
+        while True:
+            await self._new_held.wait()
+            self._new_held.clear()
+            for item in self._holdings.unprepared():
+                await self._digest(item)
+                self._control.send_new_reports()
+
+    async def _digest(self, item: Item) -> None:
+        held = item.held
+        space = self._reading.space(held.salt, held.adapter)
+        chain = DigestChain(held.tokens, held.num_tokens, self.identity.block_size, space)
+        try:
+            chain.resume(self._reading.take_digests(held.request_id))
+            digests = await make_digests(
+                chain, self._clock, lambda: self._holdings.still_held(item)
+            )
+            if self._holdings.still_held(item):
+                self._holdings.prepare(item, digests)
+        except Exception:
+            log.exception("kvplane: %s cannot be reported", held.request_id)
+            self._holdings.drop(item)

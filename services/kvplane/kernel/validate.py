@@ -24,6 +24,14 @@ def text(field: str, value: str, max_length: int) -> str:
     return value
 
 
+def plain(field: str, value: str, max_length: int) -> str:
+    """Text of 1 to `max_length` UTF-8 bytes without NUL, which PostgreSQL's text cannot hold."""
+    text(field, value, max_length)
+    if "\0" in value:
+        raise InvalidField(field, "must not contain NUL characters")
+    return value
+
+
 def between(field: str, value: float, low: float, high: float) -> None:
     """A number in a closed range."""
     if not low <= value <= high:

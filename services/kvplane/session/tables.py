@@ -1,0 +1,155 @@
+"""The registry's tables, and rows to values.
+
+Names are bytes: no collation, case, trailing space, NUL or normal form can make two of
+them equal.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    Row,
+    String,
+    Table,
+    text,
+)
+
+from kvplane.db.metadata import metadata
+from kvplane.session.domain import Session, SessionState, Turn, TurnOutcome
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("session_id", String(64), primary_key=True),
+    Column("name", LargeBinary, nullable=True),
+    Column("model", String(256), nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("create_us", BigInteger, nullable=False),
+    Column("last_turn_us", BigInteger, nullable=False),
+    Column("due_us", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("turns", BigInteger, nullable=False),
+    Column("last_prefill_worker_id", String(128), nullable=False),
+    Column("last_decode_worker_id", String(128), nullable=False),
+    Column("last_ok_turn", BigInteger, nullable=False),
+    Column("tokens_reused", BigInteger, nullable=False),
+    Column("tokens_recomputed", BigInteger, nullable=False),
+    Column("newest_outcome", Integer, nullable=False),
+    Column("newest_completed_us", BigInteger, nullable=False),
+    Column("histories", BigInteger, nullable=False),
+    Column("free_due_us", BigInteger, nullable=True),
+    # One active session a name; any number of ended ones.
+    Index(
+        "uq_sessions_active_name",
+        "tenant_id",
+        "name",
+        unique=True,
+        postgresql_where=text("state = 1"),
+        sqlite_where=text("state = 1"),
+    ),
+    Index("ix_sessions_name", "tenant_id", "name"),
+    Index("ix_sessions_create", "tenant_id", "create_us", "session_id"),
+    Index("ix_sessions_version", "tenant_id", "version", "session_id"),
+    # For the sweeper, over all tenants.
+    Index("ix_sessions_due", "state", "due_us"),
+    Index(
+        "ix_sessions_free_due",
+        "free_due_us",
+        postgresql_where=text("free_due_us IS NOT NULL"),
+        sqlite_where=text("free_due_us IS NOT NULL"),
+    ),
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("session_id", String(64), primary_key=True),
+    Column("turn", BigInteger, primary_key=True, autoincrement=False),
+    Column("request_id", String(128), nullable=False),
+    Column("key_digest", LargeBinary, nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("open_us", BigInteger, nullable=False),
+    Column("previous_completed", Boolean, nullable=False),
+    Column("open_turns", Integer, nullable=False),
+    Column("before_prefill_worker_id", String(128), nullable=False),
+    Column("before_decode_worker_id", String(128), nullable=False),
+    Column("before_tokens_reused", BigInteger, nullable=False),
+    Column("before_tokens_recomputed", BigInteger, nullable=False),
+    Column("outcome", Integer, nullable=False),
+    Column("complete_us", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("tokens_reused", BigInteger, nullable=False),
+    Column("prefill_worker_id", String(128), nullable=False),
+    Column("decode_worker_id", String(128), nullable=False),
+    Column("time_to_first_token_us", BigInteger, nullable=False),
+    Index("uq_turns_request", "tenant_id", "request_id", unique=True),
+    Index(
+        "ix_turns_open",
+        "tenant_id",
+        "session_id",
+        "open_us",
+        postgresql_where=text("outcome = 0"),
+        sqlite_where=text("outcome = 0"),
+    ),
+)
+
+session_history = Table(
+    "session_history",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("session_id", String(64), primary_key=True),
+    # The turn that it is the history of.
+    Column("turn", BigInteger, nullable=False),
+    # Counts a session's digests, so that the last few can be kept.
+    Column("number", BigInteger, nullable=False),
+    Column("recorded_us", BigInteger, nullable=False),
+    Index("ix_session_history_session", "tenant_id", "session_id", "number"),
+)
+
+_SESSION_FIELDS = [field.name for field in fields(Session)]
+_TURN_FIELDS = [field.name for field in fields(Turn)]
+
+
+def session_of(row: Row[Any]) -> Session:
+    """Make a Session of a whole row."""
+    values = dict(row._mapping)
+    values["name"] = (values["name"] or b"").decode()
+    values["state"] = SessionState(values["state"])
+    values["newest_outcome"] = TurnOutcome(values["newest_outcome"])
+    return Session(**values)
+
+
+def session_values(session: Session) -> dict[str, Any]:
+    """Return a session's columns."""
+    values = {name: getattr(session, name) for name in _SESSION_FIELDS}
+    values["name"] = session.name.encode() or None
+    values["state"] = int(session.state)
+    values["newest_outcome"] = int(session.newest_outcome)
+    return values
+
+
+def turn_of(row: Row[Any]) -> Turn:
+    """Make a Turn of a whole row."""
+    values = dict(row._mapping)
+    del values["tenant_id"]
+    values["outcome"] = TurnOutcome(values["outcome"])
+    return Turn(**values)
+
+
+def turn_values(tenant_id: str, turn: Turn) -> dict[str, Any]:
+    """Return a turn's columns."""
+    values = {name: getattr(turn, name) for name in _TURN_FIELDS}
+    values["tenant_id"] = tenant_id
+    values["outcome"] = int(turn.outcome)
+    return values

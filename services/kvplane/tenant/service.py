@@ -1,0 +1,76 @@
+"""Use cases of tenants and their API keys."""
+
+import hmac
+import logging
+
+from kvplane.kernel.context import DEFAULT_TENANT
+from kvplane.kernel.errors import KvplaneError, Unauthenticated
+from kvplane.kernel.ids import Ids
+from kvplane.tenant import domain
+from kvplane.tenant.domain import ApiKey, Tenant
+from kvplane.tenant.store import TenantStore
+
+_log = logging.getLogger(__name__)
+
+
+class TenantService:
+    """For operators, but for `resolve`. Requests are valid when they get here."""
+
+    def __init__(self, store: TenantStore, ids: Ids) -> None:
+        self._store = store
+        self._ids = ids
+        self._has_default = False
+
+    async def prepare(self) -> None:
+        """Make the default tenant, or leave it to the first call when the database is away."""
+        try:
+            await self._ensure_default()
+        except KvplaneError as error:
+            _log.warning("the default tenant is not made yet: %s", error.message)
+
+    async def create(self, tenant_id: str, display_name: str) -> Tenant:
+        """Make a tenant. Raises AlreadyExists."""
+        await self._ensure_default()
+        return await self._store.create(tenant_id, display_name)
+
+    async def get(self, tenant_id: str) -> Tenant:
+        """Raise NotFound for an unknown one."""
+        await self._ensure_default()
+        return await self._store.get(tenant_id)
+
+    async def list_tenants(self, after: str, limit: int) -> list[Tenant]:
+        """Return tenants by id, after the given one."""
+        await self._ensure_default()
+        return await self._store.list_tenants(after, limit)
+
+    async def create_key(self, tenant_id: str) -> tuple[ApiKey, str]:
+        """Return a new key and its secret, which nobody can see again."""
+        await self._ensure_default()
+        secret = domain.new_secret()
+        return await self._store.create_key(tenant_id, self._ids.new("key"), secret), secret
+
+    async def list_keys(self, tenant_id: str) -> list[ApiKey]:
+        """Return a tenant's keys, revoked ones too. Raises NotFound."""
+        await self._ensure_default()
+        return await self._store.list_keys(tenant_id)
+
+    async def revoke_key(self, key_id: str) -> ApiKey:
+        """Revoke a key. Raises NotFound."""
+        return await self._store.revoke_key(key_id)
+
+    async def resolve(self, secret: str) -> str:
+        """Return the tenant of a key. Raises Unauthenticated.
+
+        The same hash, query and comparison for every secret, whatever it looks like.
+        """
+        wanted = domain.secret_hash(secret)
+        key = await self._store.find_key(wanted)
+        same = hmac.compare_digest(key.secret_hash if key else bytes(len(wanted)), wanted)
+        if key is None or not same or key.revoke_us is not None:
+            raise Unauthenticated("the API key is not valid")
+        return key.tenant_id
+
+    async def _ensure_default(self) -> None:
+        if not self._has_default:
+            await self._store.ensure(DEFAULT_TENANT, "Default")
+            self._has_default = True

@@ -1,0 +1,209 @@
+"""Command line of the reference engine: `python -m kvplane.engine --help`."""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from kvplane.engine.config import EngineConfig
+from kvplane.engine.process import ControlPlane, run
+
+_DEFAULT = EngineConfig()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the argument parser; its help is the documentation of the settings."""
+    made = argparse.ArgumentParser(
+        prog="python -m kvplane.engine",
+        description="A small engine with vLLM's HTTP face, vLLM's KV reuse semantics and real "
+        "NIXL reads. Its model is a toy: deterministic text that changes when any KV block is "
+        "wrong. For tests, fault injection and laptops.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = made.add_argument
+    add(
+        "--role",
+        choices=("prefill", "decode", "both"),
+        default=_DEFAULT.role,
+        help="what it registers as; either leg is served in any case",
+    )
+    add("--host", default=_DEFAULT.host, help="address of the HTTP face")
+    add("--port", type=int, default=8100, help="port of the HTTP face; 0 takes a free one")
+    add("--kv-host", default=_DEFAULT.kv_host, help="side channel address, as peers reach it")
+    add("--kv-port", type=int, default=0, help="side channel port; 0 takes a free one")
+    add("--model", default=_DEFAULT.model, help="model name; another name is another model")
+    add("--revision", default=_DEFAULT.revision, help="model revision")
+    add("--block-size", type=int, default=_DEFAULT.block_size, help="tokens in a block")
+    add("--num-blocks", type=int, default=_DEFAULT.num_blocks, help="blocks of KV memory")
+    add("--max-model-len", type=int, default=_DEFAULT.max_model_len, help="prompt and answer")
+    add(
+        "--default-max-tokens",
+        type=int,
+        default=_DEFAULT.default_max_tokens,
+        help="length of an answer when the request does not say",
+    )
+    add(
+        "--prefill-us-per-token",
+        type=float,
+        default=_DEFAULT.prefill_us_per_token,
+        help="pretended cost of a computed prompt token, microseconds",
+    )
+    add(
+        "--decode-us-per-token",
+        type=float,
+        default=_DEFAULT.decode_us_per_token,
+        help="pretended cost of a generated token, microseconds",
+    )
+    add(
+        "--prefix-caching",
+        action="store_true",
+        help="keep a local prefix cache; without it every reuse is a read",
+    )
+    add(
+        "--no-bidirectional",
+        action="store_true",
+        help="as vLLM without bidirectional_kv_xfer: a decode holds nothing, and a prefill that "
+        "is given a handle hangs",
+    )
+    add(
+        "--kv-lease-duration",
+        type=float,
+        default=_DEFAULT.kv_lease_duration_s,
+        help="seconds that a prefill holds for its decode",
+    )
+    add(
+        "--decoder-kv-blocks-ttl",
+        type=float,
+        default=_DEFAULT.decoder_kv_blocks_ttl_s,
+        help="seconds that a decode holds for the next turn",
+    )
+    add(
+        "--kv-recompute-threshold",
+        type=int,
+        default=_DEFAULT.kv_recompute_threshold,
+        help="a prefill reads no fewer tokens than this",
+    )
+    add(
+        "--kv-load-failure-policy",
+        choices=("fail", "recompute"),
+        default="fail",
+        help="without a control plane: a failed read is a 500, or recomputed (which hangs in a "
+        "prefill, as in vLLM). With one it is always recomputed",
+    )
+    add(
+        "--stream-kv-params",
+        action="store_true",
+        help="put kv_transfer_params into streams, as vLLM 0.33 does",
+    )
+    add(
+        "--control-plane",
+        default="",
+        metavar="ADDRESS",
+        help="host:port, or routing=host:port,lease=host:port: reads under leases. Without it "
+        "the engine believes kv_transfer_params, as plain vLLM does",
+    )
+    add("--control-plane-token", default="", help="credential for the control plane")
+    add("--worker-id", default="", help="stable name of this worker; the default is ROLE-HOST-PORT")
+    add(
+        "--url",
+        default="",
+        help="HTTP address as the gateway reaches it; the default is made of --host and --port",
+    )
+    add("--debug", action="store_true", help="serve /debug: faults, freezing, state")
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="how much to log, on stderr",
+    )
+    return made  # fmt: skip
+
+
+def config_of(args: argparse.Namespace) -> EngineConfig:
+    """Return the engine's settings. SystemExit names a wrong one."""
+    for name in ("block_size", "num_blocks", "max_model_len", "default_max_tokens"):
+        if getattr(args, name) < 1:
+            raise SystemExit(f"--{name.replace('_', '-')}: must be at least 1")
+    for name in (
+        "prefill_us_per_token", "decode_us_per_token", "kv_recompute_threshold",
+        "kv_lease_duration", "decoder_kv_blocks_ttl",
+    ):  # fmt: skip
+        if getattr(args, name) < 0:
+            raise SystemExit(f"--{name.replace('_', '-')}: must not be negative")
+    return EngineConfig(
+        model=args.model,
+        revision=args.revision,
+        role=args.role,
+        host=args.host,
+        port=args.port,
+        kv_host=args.kv_host,
+        kv_port=args.kv_port,
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+        max_model_len=args.max_model_len,
+        default_max_tokens=args.default_max_tokens,
+        prefill_us_per_token=args.prefill_us_per_token,
+        decode_us_per_token=args.decode_us_per_token,
+        prefix_caching=args.prefix_caching,
+        bidirectional=not args.no_bidirectional,
+        kv_lease_duration_s=args.kv_lease_duration,
+        decoder_kv_blocks_ttl_s=args.decoder_kv_blocks_ttl,
+        kv_recompute_threshold=args.kv_recompute_threshold,
+        recompute_on_load_failure=args.kv_load_failure_policy == "recompute",
+        stream_kv_params=args.stream_kv_params,
+        debug=args.debug,
+    )
+
+
+def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
+    """Return where the control plane is, if there is one. SystemExit says what is wrong."""
+    if not args.control_plane:
+        return None
+    parts = args.control_plane.split(",")
+    if len(parts) == 1 and "=" not in parts[0]:
+        named = {"routing": parts[0], "lease": parts[0]}
+    else:
+        named = dict(part.partition("=")[::2] for part in parts)
+    if set(named) != {"routing", "lease"} or not all(":" in part for part in named.values()):
+        raise SystemExit(
+            "--control-plane: give host:port, or routing=host:port,lease=host:port, "
+            f"not {args.control_plane!r}"
+        )
+    return ControlPlane(
+        routing=named["routing"],
+        lease=named["lease"],
+        token=args.control_plane_token or None,
+        worker_id=args.worker_id,
+        url=args.url,
+    )
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def ready(what: dict[str, object]) -> None:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+    await run(config_of(args), control_plane_of(args), ready, stop)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run an engine until SIGTERM; its first line on stdout is JSON and says where it is."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    asyncio.run(_serve(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -118,6 +118,8 @@ class Engine:
             self.reader.unexpect(request.request_id)
             if request.finish_reason is None:
                 self.stats.aborted += 1
+            if request.returned is None:
+                self.reuse.ended(request.request_id)
             if running:
                 self.stats.running -= 1
             else:

@@ -138,18 +138,13 @@ class Pins:
         self._pool.release(pin.blocks)
         return True
 
-    def move(self, request_id: str, deadline: float) -> bool:
-        """Give a held request another deadline; False when nothing is held."""
+    def extend(self, request_id: str, deadline: float) -> float | None:
+        """Move a deadline, never to an earlier time; return it, None when nothing is held."""
         pin = self._pins.get(request_id)
         if pin is None:
-            return False
-        pin.deadline = deadline
-        return True
-
-    def extend(self, request_id: str, deadline: float) -> bool:
-        """Move a deadline, but never to an earlier time."""
-        pin = self._pins.get(request_id)
-        return pin is not None and self.move(request_id, max(pin.deadline, deadline))
+            return None
+        pin.deadline = max(pin.deadline, deadline)
+        return pin.deadline
 
     def expire(self, now: float) -> list[str]:
         """Let go of all that has run out; return their request ids."""

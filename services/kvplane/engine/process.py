@@ -4,15 +4,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from kvplane.engine import sidechannel
-from kvplane.engine.config import EngineConfig
+from kvplane.engine.config import ENGINE_VERSION, KV_DTYPE, KV_LAYOUT, EngineConfig
 from kvplane.engine.core import Engine
 from kvplane.engine.http import Face
 from kvplane.engine.reuse import Unmanaged
 from kvplane.kernel.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from kvplane.worker.agent import WorkerAgent
 
 _log = logging.getLogger("kvplane.engine")
 _SHUTDOWN_S = 2.0
@@ -38,10 +42,10 @@ async def run(
     clock: Clock | None = None,
 ) -> None:
     """Serve until `stop`. `ready` is told where, once all is up."""
-    engine = Engine(config, clock or SystemClock())
+    clock = clock or SystemClock()
+    engine = Engine(config, clock)
     channel = await sidechannel.serve(config.kv_host, config.kv_port, engine.transfer.introduction)
     engine.kv_port = channel.sockets[0].getsockname()[1]
-    engine.attach(Unmanaged())
     runner = web.AppRunner(
         Face(engine, stop.set).app(),
         handler_cancellation=True,
@@ -49,10 +53,17 @@ async def run(
         shutdown_timeout=_SHUTDOWN_S,
     )
     await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port)
-    await site.start()
-    port = runner.addresses[0][1]
-    url = f"http://{config.host}:{port}"
+    await web.TCPSite(runner, config.host, config.port).start()
+    url = f"http://{config.host}:{runner.addresses[0][1]}"
+    agent = None
+    if control_plane is None:
+        engine.attach(Unmanaged())
+    else:
+        from kvplane.engine.managed import Managed  # noqa: PLC0415  brings gRPC along
+
+        agent = _agent(engine, control_plane, url, clock)
+        engine.attach(Managed(agent, clock))
+        agent.start()
     serving = asyncio.create_task(engine.run())
     serving.add_done_callback(lambda _: stop.set())
     ready(
@@ -67,7 +78,41 @@ async def run(
     _log.info("engine %s serves on %s", engine.engine_id, url)
     await stop.wait()
     _log.info("engine %s stops", engine.engine_id)
+    if agent is not None:
+        await asyncio.to_thread(agent.close)
     await runner.cleanup()
     channel.close()
     serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    for result in await asyncio.gather(serving, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
+def _agent(engine: Engine, control_plane: ControlPlane, url: str, clock: Clock) -> "WorkerAgent":
+    from kvplane.worker.agent import AgentConfig, WorkerAgent, WorkerIdentity  # noqa: PLC0415
+
+    config = engine.config
+    identity = WorkerIdentity(
+        worker_id=control_plane.worker_id or f"{config.role}-{url.removeprefix('http://')}",
+        role=config.role,
+        url=control_plane.url or url,
+        kv_host=config.kv_host,
+        kv_port=engine.kv_port,
+        engine_id=engine.engine_id,
+        model=config.model,
+        block_size=config.block_size,
+        revision=config.revision,
+        kv_layout=KV_LAYOUT,
+        kv_dtype=KV_DTYPE,
+        engine_version=ENGINE_VERSION,
+        bidirectional=config.bidirectional,
+        max_model_len=config.max_model_len,
+        recompute_threshold=config.kv_recompute_threshold,
+    )
+    return WorkerAgent(
+        identity,
+        AgentConfig(
+            routing=control_plane.routing, lease=control_plane.lease, token=control_plane.token
+        ),
+        clock,
+    )

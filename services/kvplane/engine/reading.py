@@ -87,7 +87,10 @@ class Reader:
             engine.reuse.finished(request.request_id, sent=False)
             engine.blocks.release(own)
             raise
-        if plan is None or read is None:
+        if plan is None:
+            engine.reuse.finished(request.request_id, sent=False)
+            return 0, own
+        if read is None:
             return 0, own
         return await self._complete(request, plan, read, own)
 

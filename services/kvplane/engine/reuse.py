@@ -56,6 +56,10 @@ class Reuse(Protocol):
         """Say that a permitted read is over, or will not be."""
         ...
 
+    def ended(self, request_id: str) -> None:
+        """Say that a request has ended and holds nothing; a read under way goes on."""
+        ...
+
     def held(self, holding: Holding) -> None:
         """Say what is held now."""
         ...
@@ -93,6 +97,9 @@ class Unmanaged:
         return True
 
     def finished(self, request_id: str, *, sent: bool, failed: bool = False) -> None:
+        """Tell nobody."""
+
+    def ended(self, request_id: str) -> None:
         """Tell nobody."""
 
     def held(self, holding: Holding) -> None:

@@ -87,7 +87,7 @@ class WorkerIdentity:
         return lease.Holder(worker_id=self.worker_id, epoch=epoch, compatibility=self.compatibility)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AgentConfig:
     """Where the control plane is and how long to wait for it."""
 

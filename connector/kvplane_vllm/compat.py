@@ -1,0 +1,67 @@
+"""Where vLLM versions differ, each difference with a name. vLLM is imported lazily."""
+
+import inspect
+from typing import Any
+
+
+def is_finished(request: Any) -> bool:
+    """Return whether the engine has ended the request."""
+    return bool(request.is_finished())
+
+
+def failed_reads(output: Any) -> set[str]:
+    """Return the requests whose read failed (0.30 and later name them)."""
+    return set(getattr(output, "failed_recving", None) or ())
+
+
+def stop_heartbeat(nixl: Any, request_id: str) -> None:
+    """Stop extending a prefill's hold (0.22 and later do so)."""
+    stop = getattr(nixl, "_stop_heartbeat", None)
+    if stop is not None:
+        stop(request_id)
+
+
+def take_back(request: Any, manager: Any) -> list[Any]:
+    """Make the scheduler compute a request that it parked for a read.
+
+    Returns its blocks, not freed: the caller frees them when nothing writes into them
+    any more (`free_blocks`).
+    """
+    from vllm.v1.request import RequestStatus  # noqa: PLC0415
+
+    blocks = list(manager.pop_blocks_for_free(request))
+    request.num_computed_tokens = 0
+    request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+    return blocks
+
+
+def free_blocks(blocks: list[Any], manager: Any) -> None:
+    """Give blocks back to the pool, the last ones to be evicted first."""
+    manager.block_pool.free_blocks(reversed(blocks))
+
+
+def kv_usage(manager: Any) -> float:
+    """Return the used share of the KV cache."""
+    return float(manager.usage) if manager is not None else 0.0
+
+
+def transfer_groups(kv_cache_config: Any) -> list[Any]:
+    """Return the KV-cache groups that are transferred (0.21 transfers all)."""
+    groups = getattr(kv_cache_config, "transfer_groups", None)
+    return list(groups if groups is not None else kv_cache_config.kv_cache_groups)
+
+
+def manager_of_caller() -> Any:
+    """Return the KV-cache manager of the scheduler that is calling the connector.
+
+    Before 0.30 vLLM hands over the block pool only.
+    """
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
+    owner = caller.f_locals.get("self") if caller is not None else None
+    return getattr(owner, "kv_cache_manager", None)
+
+
+def first_sight(connector: Any, request: Any) -> None:
+    """Tell the connector of a request that it meets only now (0.21 has no on_new_request)."""
+    connector.on_new_request(request)

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run `kvplane`."""
     try:
-        from kvplane.cli.app import app  # noqa: PLC0415
+        from kvplane.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in {"typer", "rich"}:
             raise

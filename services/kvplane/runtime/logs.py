@@ -26,7 +26,9 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level if readable else _add_level,
         _add_caller,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if readable else "iso", utc=not readable),
+        structlog.processors.TimeStamper(
+            fmt="%H:%M:%S.%f" if readable else "iso", utc=not readable
+        ),
     ]
     ending: list[structlog.typing.Processor]
     if readable:

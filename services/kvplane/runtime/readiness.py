@@ -21,7 +21,10 @@ class Readiness:
     """The last answer of each check, renewed every second."""
 
     def __init__(
-        self, checks: Mapping[str, Check], clock: Clock, on_change: Callable[[bool], Awaitable[None]]
+        self,
+        checks: Mapping[str, Check],
+        clock: Clock,
+        on_change: Callable[[bool], Awaitable[None]],
     ) -> None:
         """`on_change` hears of each change, with True for ready."""
         self._checks = checks

@@ -1,17 +1,17 @@
-"""Settings from the environment and a TOML file.
+"""Settings from flags, the environment and a TOML file.
 
-``KVPLANE_<SECTION>_<NAME>`` wins over the file (``KVPLANE_CONFIG`` or ``--config``),
-which wins over the default. A section is a table of the file.
+A flag wins over ``KVPLANE_<SECTION>_<NAME>``, which wins over the file (``--config`` or
+``KVPLANE_CONFIG``), which wins over the default. A section is a table of the file.
 """
 
-import json
+import dataclasses
 import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -20,14 +20,26 @@ from pydantic_settings import (
     SettingsError,
     TomlConfigSettingsSource,
 )
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
-PREFIX = "KVPLANE_"
-CONFIG_VARIABLE = "KVPLANE_CONFIG"
+from kvplane.kernel.errors import InvalidField
+from kvplane.runtime.sections import (
+    AuthSettings,
+    DatabaseSettings,
+    GatewaySettings,
+    GrpcSettings,
+    LeaseSettings,
+    LogSettings,
+    RoutingSettings,
+    Section,
+    SessionSettings,
+    TelemetrySettings,
+)
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0)]
+PREFIX: Final = "KVPLANE_"
+CONFIG_VARIABLE: Final = "KVPLANE_CONFIG"
+_SECRET: Final = {"internal_token", "upstream_api_key", "url"}
+
+C = TypeVar("C")
 
 
 class WrongSettings(Exception):
@@ -36,126 +48,6 @@ class WrongSettings(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-
-
-class Section(BaseModel):
-    """A group of settings. Unknown names are refused, so that a typo is not silent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class DatabaseSettings(Section):
-    """Where everything is kept."""
-
-    url: str = Field(
-        "sqlite:///kvplane.db",
-        description="`sqlite:///path` (one machine) or `postgresql://user:password@host/name`"
-        " (replicas).",
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _known(cls, url: str) -> str:
-        try:
-            kind = make_url(url).get_backend_name()
-        except ArgumentError:
-            kind = ""
-        if kind not in {"sqlite", "postgresql"}:
-            raise ValueError("must begin with sqlite:/// or postgresql://")
-        return url
-
-
-class GrpcSettings(Section):
-    """How a service listens."""
-
-    host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` for all.")
-    port: Port | None = Field(
-        None,
-        description="gRPC port; 0 takes a free one. Default by service: session 7701, lease 7702,"
-        " routing 7703, dev 7700.",
-    )
-    status_port: Port | None = Field(
-        None,
-        description="HTTP port of /metrics, /healthz and /readyz. Default: the gRPC port + 1000.",
-    )
-    drain_s: float = Field(
-        10.0, ge=0, description="Seconds that calls under way get to finish after SIGTERM."
-    )
-    default_deadline_s: Seconds = Field(
-        30.0, description="Deadline in seconds of a call whose client set none."
-    )
-
-
-class AuthSettings(Section):
-    """Who may call."""
-
-    mode: Literal["none", "api_key"] = Field(
-        "none",
-        description="`none`: callers name their tenant (loopback, trusted networks)."
-        " `api_key`: a key names the tenant.",
-    )
-    internal_token: SecretStr = Field(
-        SecretStr(""),
-        description="Shared secret of services, workers and operators, sent as a bearer token."
-        " Needed for `api_key`.",
-    )
-    key_cache_s: float = Field(
-        5.0, ge=0, description="Seconds that a resolved API key is believed without asking again."
-    )
-
-
-class LogSettings(Section):
-    """What is written to stderr."""
-
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="`info` has one line for each call."
-    )
-    format: Literal["auto", "json", "console"] = Field(
-        "auto", description="`auto`: text on a terminal, JSON elsewhere."
-    )
-
-
-class TelemetrySettings(Section):
-    """OpenTelemetry."""
-
-    enabled: bool = Field(False, description="Trace calls and pass the trace on to every hop.")
-    otlp_endpoint: str = Field(
-        "",
-        description="Where spans go (OTLP over gRPC, `http://host:4317`); needs the packages"
-        " opentelemetry-sdk and opentelemetry-exporter-otlp-proto-grpc. Empty: only the trace"
-        " context is passed on.",
-    )
-
-
-class SessionSettings(Section):
-    """The session and tenant services."""
-
-    address: str = Field(
-        "127.0.0.1:7701", description="`host:port` where others find the session service."
-    )
-
-
-class LeaseSettings(Section):
-    """The lease service."""
-
-    address: str = Field(
-        "127.0.0.1:7702", description="`host:port` where others find the lease service."
-    )
-
-
-class RoutingSettings(Section):
-    """The routing service and the worker registry."""
-
-    address: str = Field(
-        "127.0.0.1:7703", description="`host:port` where others find the routing service."
-    )
-
-
-class GatewaySettings(Section):
-    """The OpenAI-compatible HTTP gateway."""
-
-    host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` for all.")
-    port: Port = Field(8000, description="HTTP port; 0 takes a free one.")
 
 
 def _section(kind: type[Section]) -> Any:
@@ -198,8 +90,8 @@ class Settings(BaseSettings):
         return init_settings, env_settings, file
 
 
-def load(config: Path | None = None, **flags: dict[str, Any]) -> Settings:
-    """Read all settings. `flags` are sections from the command line; they win.
+def load(config: Path | None = None, **sections: dict[str, Any]) -> Settings:
+    """Read all settings. `sections` are the command line's, see `flags`.
 
     Raises WrongSettings.
     """
@@ -211,15 +103,51 @@ def load(config: Path | None = None, **flags: dict[str, Any]) -> Settings:
         _file = named
 
     try:
-        settings = FromHere(**flags)  # type: ignore[arg-type]
+        return FromHere(**sections)  # type: ignore[arg-type]
     except ValidationError as error:
         raise WrongSettings([_line(problem) for problem in error.errors()]) from None
     except SettingsError as error:
-        raise WrongSettings([str(error)]) from None
-    if settings.auth.mode == "api_key" and not settings.auth.internal_token.get_secret_value():
-        reason = "must be set for auth.mode = api_key"
-        raise WrongSettings([f"{_names('auth', 'internal_token')}: {reason}"])
-    return settings
+        raise WrongSettings([str(error.__cause__ or error)]) from None
+
+
+def flags(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return sections for `load` without the options that were not given."""
+    given = {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in sections.items()
+    }
+    return {section: values for section, values in given.items() if values}
+
+
+def config_of(kind: type[C], name: str, section: Section, **more: Any) -> C:
+    """Return a service's config dataclass, filled from the section `name` and `more`.
+
+    Raises WrongSettings.
+    """
+    values = {
+        field.name: getattr(section, field.name)
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if field.name in type(section).model_fields
+    }
+    try:
+        return kind(**{**values, **more})
+    except (InvalidField, ValueError) as error:
+        raise WrongSettings([f"{name}.{error}"]) from None
+
+
+def variable(section: str, name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{PREFIX}{section}_{name}".upper()
+
+
+def each_setting() -> Iterator[tuple[str, str, FieldInfo]]:
+    """Yield section, name and description of every setting, in the order of the docs."""
+    for section, info in Settings.model_fields.items():
+        kind = info.annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, Section)
+        for name, field in kind.model_fields.items():
+            yield section, name, field
 
 
 def _check_file(path: Path) -> None:
@@ -232,30 +160,18 @@ def _check_file(path: Path) -> None:
         raise WrongSettings([f"{path}: {error}"]) from None
 
 
-def _names(section: str, name: str) -> str:
-    return f"{section}.{name} ({PREFIX}{section}_{name})".replace(
-        f"{PREFIX}{section}_{name}", f"{PREFIX}{section}_{name}".upper()
-    )
-
-
 def _line(problem: Any) -> str:
     where = [str(part) for part in problem["loc"]]
-    name = _names(where[0], where[1]) if len(where) > 1 else where[0]
     reason = problem["msg"].removeprefix("Value error, ")
+    if len(where) == 1 and problem["type"] == "value_error":  # of a section: it names itself
+        name, _, reason = reason.partition(": ")
+        where = [where[0], name]
+    shown = ".".join(where)
+    if len(where) > 1:
+        shown += f" ({variable(where[0], where[1])})"
     if problem["type"] == "extra_forbidden":
-        return f"{name}: there is no such setting; `kvplane config` lists them"
+        return f"{shown}: there is no such setting; `kvplane config` lists them"
     given = problem.get("input")
-    secret = len(where) > 1 and where[1] in {"internal_token", "url"}
-    if secret or not isinstance(given, str | int | float | bool):
-        return f"{name}: {reason}"
-    return f"{name}: {reason}, not {given!r}"
-
-
-def each_setting() -> Iterator[tuple[str, str, FieldInfo]]:
-    """Yield section, name and description of every setting, in the order of the docs."""
-    for section, info in Settings.model_fields.items():
-        kind = info.annotation
-        assert isinstance(kind, type)
-        assert issubclass(kind, Section)
-        for name, field in kind.model_fields.items():
-            yield section, name, field
+    if _SECRET.isdisjoint(where) and isinstance(given, str | int | float):
+        reason += f", not {given!r}"
+    return f"{shown}: {reason}"

@@ -1,0 +1,5 @@
+"""`python -m kvplane.cli`."""
+
+from kvplane.cli import main
+
+main()

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,7 +18,7 @@ def plain(message: Message) -> dict[str, Any]:
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 
-def _field(message: Message, field: FieldDescriptor) -> Any:
+def _field(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return dict(value)
@@ -30,7 +29,7 @@ def _field(message: Message, field: FieldDescriptor) -> Any:
     return _value(value, field)
 
 
-def _value(value: Any, field: FieldDescriptor) -> Any:
+def _value(value: Any, field: Any) -> Any:
     if isinstance(value, Duration):
         return value.seconds + value.nanos / 1e9
     if isinstance(value, Timestamp):

@@ -1,6 +1,5 @@
 """`kvplane dev` and `kvplane serve`: settings, logs, telemetry, then run."""
 
-import asyncio
 import ipaddress
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -29,10 +28,9 @@ def run_service(service: str, config: Path | None, host: str | None, port: int |
         from kvplane.runtime.process import run
 
         if service == "gateway":
-            process = compose.GatewayProcess(settings)
+            await run(compose.GatewayProcess(settings), service)
         else:
-            process = compose.service(service, settings, SystemClock())
-        await run(process, service)
+            await run(compose.service(service, settings, SystemClock()), service)
 
     _run(settings, service, main)
 

@@ -5,7 +5,7 @@ from typing import Final
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from kvplane.kernel.errors import KvplaneError
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvplane.runtime.settings import TelemetrySettings, WrongSettings
+from kvplane.runtime.sections import TelemetrySettings
+from kvplane.runtime.settings import WrongSettings
 
 
 def configure(settings: TelemetrySettings, service: str) -> None:

@@ -1,0 +1,1 @@
+"""The demo: a multi-turn conversation through kvplane, with and without KV reuse."""

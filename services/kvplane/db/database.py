@@ -23,12 +23,13 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvplane.db.failures import Failure, InDoubt, classify
-from kvplane.kernel.clock import Clock
+from kvplane.kernel.clock import Clock, SystemClock
 from kvplane.kernel.errors import KvplaneError, Unavailable
 
 T = TypeVar("T")
 MAX_BATCH: Final = 256
 _TRIES: Final = 6
+_REAL: Final = SystemClock()
 _POSTGRES_NOW: Final = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 
 
@@ -62,7 +63,6 @@ class Database:
 
     def __init__(self, url: str, clock: Clock) -> None:
         """Open lazily. `url` is ``sqlite:///path`` or ``postgresql://user@host/name``."""
-        self._clock = clock
         parsed = make_url(url)
         self._backend: _Sqlite | _Postgres = (
             _Sqlite(parsed, clock)
@@ -96,7 +96,7 @@ class Database:
         if len(self._lanes) < self._backend.lanes:
             lane = loop.create_task(self._drain(), context=Context())
             self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+            lane.add_done_callback(self._lanes.discard)  # one cancelled before it began
         return await done
 
     async def read(self, operation: Callable[[Tx], T]) -> T:
@@ -106,19 +106,15 @@ class Database:
         """
         if self._closed:
             raise Unavailable("the database is closed")
-        for attempt in (1, 2):
-            try:
-                return await self._backend.read(operation)
-            except KvplaneError:
-                raise
-            except Exception as error:
-                failure = classify(error)
-                if failure is Failure.MISTAKE:
-                    raise
-                # The pool may hold connections from before a restart: ask once more.
-                if attempt == 2 or failure is not Failure.AWAY:
-                    raise _away(error) from error
-        raise AssertionError
+        try:
+            return await self._backend.read(operation)
+        except Exception as error:
+            if classify(error) is not Failure.AWAY:
+                raise _told(error) from error
+        try:  # the pool may have held connections from before a restart
+            return await self._backend.read(operation)
+        except Exception as error:
+            raise _told(error) from error
 
     async def close(self) -> None:
         """Finish what is queued and close the pool."""
@@ -128,6 +124,8 @@ class Database:
         await self._backend.close()
 
     async def _drain(self) -> None:
+        lane = asyncio.current_task()
+        assert lane is not None
         try:
             while self._queue:
                 batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
@@ -136,6 +134,10 @@ class Database:
             _fail(self._queue, Unavailable("the database is closed"))
             self._queue = []
             raise
+        finally:
+            # At once, not in a callback: who was just answered may call again before it runs,
+            # and would wait for a lane that has ended.
+            self._lanes.discard(lane)
 
     async def _commit(self, batch: list[_Job[Any]], tries: int = 1) -> None:
         batch = [job for job in batch if not job.done.done()]  # without callers that have gone
@@ -165,17 +167,18 @@ class Database:
         elif failure is Failure.BUSY and tries < _TRIES:
             await self._commit(batch, tries + 1)
         elif failure in {Failure.AWAY, Failure.BUSY, Failure.IN_DOUBT}:
-            _fail(batch, _away(error))
+            _fail(batch, _told(error))
         elif len(batch) > 1:
             # Smaller transactions lock less at a time, and find the one that is at fault.
             half = len(batch) // 2
             await self._commit(batch[:half])
             await self._commit(batch[half:])
         elif failure is Failure.CONFLICT and tries < _TRIES:
-            await self._clock.sleep(0.005 * 2**tries * random.uniform(0.5, 1.5))  # noqa: S311
+            # On the machine's clock: the other one does not wait for an injected one.
+            await _REAL.sleep(0.005 * 2**tries * random.uniform(0.5, 1.5))  # noqa: S311
             await self._commit(batch, tries + 1)
         else:
-            _fail(batch, error if failure is Failure.MISTAKE else _away(error))
+            _fail(batch, _told(error))
 
 
 class _Sqlite:
@@ -236,8 +239,10 @@ class _Postgres:
             pool_timeout=2,
             connect_args={
                 "timeout": 2,
-                "command_timeout": 5,
-                "server_settings": {"lock_timeout": "1000", "statement_timeout": "4000"},
+                "command_timeout": 3,
+                # Milliseconds. A lock that is not free by then is a deadlock as a rule,
+                # which PostgreSQL itself takes a second to see.
+                "server_settings": {"lock_timeout": "300", "statement_timeout": "2000"},
             },
         )
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -307,7 +312,10 @@ def _fail(batch: list[_Job[Any]], error: Exception) -> None:
             job.done.set_exception(error)
 
 
-def _away(error: BaseException) -> Unavailable:
+def _told(error: Exception) -> Exception:
+    """Return what the caller is told: its own mistake, or that the database is away."""
+    if isinstance(error, KvplaneError) or classify(error) is Failure.MISTAKE:
+        return error
     away = Unavailable("the database is away", retry_after=1.0)
     away.__cause__ = error
     return away

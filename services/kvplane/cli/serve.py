@@ -23,13 +23,16 @@ def run_service(service: str, config: Path | None, host: str | None, port: int |
     settings = settings_or_exit(config, **flags(**{section: {"host": host, "port": port}}))
 
     async def main() -> None:
-        from kvplane.cli import compose
         from kvplane.kernel.clock import SystemClock
         from kvplane.runtime.process import run
 
         if service == "gateway":
-            await run(compose.GatewayProcess(settings), service)
+            from kvplane.cli.front import GatewayProcess
+
+            await run(GatewayProcess(settings), service)
         else:
+            from kvplane.cli import compose
+
             await run(compose.service(service, settings, SystemClock()), service)
 
     _run(settings, service, main)
@@ -48,13 +51,13 @@ def run_dev(
             fail(f"{name}: `kvplane dev` is for this machine only; use 127.0.0.1, not {host}", 2)
 
     async def main() -> None:
-        from kvplane.cli import compose
+        from kvplane.cli.front import DevProcess
         from kvplane.db import migrate
         from kvplane.kernel.clock import SystemClock
         from kvplane.runtime.process import run
 
         await migrate.upgrade(settings.database.url)
-        await run(compose.DevProcess(settings, SystemClock()), "dev")
+        await run(DevProcess(settings, SystemClock()), "dev")
 
     _run(settings, "dev", main)
 

@@ -106,15 +106,17 @@ class Database:
         """
         if self._closed:
             raise Unavailable("the database is closed")
-        try:
-            return await self._backend.read(operation)
-        except Exception as error:
-            if classify(error) is not Failure.AWAY:
-                raise _told(error) from error
-        try:  # the pool may have held connections from before a restart
-            return await self._backend.read(operation)
-        except Exception as error:
-            raise _told(error) from error
+        for again in (True, False):
+            try:
+                return await self._backend.read(operation)
+            except Exception as error:
+                told = _told(error)
+                if told is error:
+                    raise
+                # The pool may have held connections from before a restart.
+                if not again or classify(error) is not Failure.AWAY:
+                    raise told from error
+        raise AssertionError
 
     async def close(self) -> None:
         """Finish what is queued and close the pool."""

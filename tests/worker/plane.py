@@ -12,7 +12,6 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.lease.v1 import lease_pb2_grpc
 from kvplane.api.routing.v1 import routing_pb2 as routing
@@ -55,7 +54,7 @@ class Plane(lease_pb2_grpc.LeaseServiceServicer, routing_pb2_grpc.WorkerServiceS
     async def _called(self, name: str, context: Any) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1
         while name in self.hang:
-            await asyncio.sleep(0.01)  # noqa: TID251
+            await self.clock.sleep(0.01)
         if name in self.fail:
             await refuse(context, self.fail[name])
 
@@ -104,9 +103,7 @@ class Plane(lease_pb2_grpc.LeaseServiceServicer, routing_pb2_grpc.WorkerServiceS
         reader = asyncio.create_task(self._read(hello, requests, out))
         try:
             yield lease.ConnectResponse(
-                welcome=lease.Welcome(
-                    anchor=self.clock.now_us(), tick_interval=seconds(self.tick)
-                )
+                welcome=lease.Welcome(anchor=self.clock.now_us(), tick_interval=seconds(self.tick))
             )
             while not reader.done():
                 try:
@@ -186,7 +183,7 @@ class Plane(lease_pb2_grpc.LeaseServiceServicer, routing_pb2_grpc.WorkerServiceS
         key = (request.handle.engine_id, request.handle.request_id)
         end = self.clock.monotonic() + request.wait.nanos / 1e9 + request.wait.seconds
         while key not in self.owned and self.clock.monotonic() < end:
-            await asyncio.sleep(0.005)  # noqa: TID251
+            await self.clock.sleep(0.005)
         owned = self.owned.get(key)
         if owned is None or owned.state != HELD:
             reason = (
@@ -213,7 +210,9 @@ class Plane(lease_pb2_grpc.LeaseServiceServicer, routing_pb2_grpc.WorkerServiceS
         await self._called("RenewLeases", context)
         response = lease.RenewLeasesResponse()
         for ref in request.leases:
-            result = response.results.add(lease_id=ref.lease_id, renewed=True, ttl=seconds(self.ttl))
+            result = response.results.add(
+                lease_id=ref.lease_id, renewed=True, ttl=seconds(self.ttl)
+            )
             if self.renewals is not None:
                 result.CopyFrom(self.renewals)
                 result.lease_id = ref.lease_id

@@ -45,7 +45,7 @@ lint: setup ## Style, types, layers, protos, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_protos.py
-	$(BIN)/python tools/settings_doc.py --check
+	$(BIN)/python -m kvplane.cli config --docs | diff docs/settings.md - || { echo "run: make docs"; exit 1; }
 
 .PHONY: bench
 bench: setup ## Run every benchmark; plots go to build/bench
@@ -56,8 +56,8 @@ protos: ## Regenerate the gRPC stubs (checked in; tests compare them)
 	$(BIN)/python tools/check_protos.py --write
 
 .PHONY: docs
-docs: setup ## Write docs/settings.md from the settings
-	$(BIN)/python tools/settings_doc.py
+docs: setup ## Write docs/settings.md
+	$(BIN)/python -m kvplane.cli config --docs > docs/settings.md
 
 .PHONY: freeze
 freeze: setup ## Write the versions of .venv to requirements/constraints.txt

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ def parser() -> argparse.ArgumentParser:
         description="A small engine with vLLM's HTTP face, vLLM's KV reuse semantics and real "
         "NIXL reads. Its model is a toy: deterministic text that changes when any KV block is "
         "wrong. For tests, fault injection and laptops.",
+        epilog="UCX_TLS and UCX_NET_DEVICES are tcp,sm and lo when they are not set: reads stay on "
+        "this machine. KVPLANE_TOKEN is the credential for the control plane, if it wants one.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = made.add_argument
@@ -105,12 +108,17 @@ def parser() -> argparse.ArgumentParser:
         help="host:port, or routing=host:port,lease=host:port: reads under leases. Without it "
         "the engine believes kv_transfer_params, as plain vLLM does",
     )
-    add("--control-plane-token", default="", help="credential for the control plane")
     add("--worker-id", default="", help="stable name of this worker; the default is ROLE-HOST-PORT")
     add(
         "--url",
         default="",
         help="HTTP address as the gateway reaches it; the default is made of --host and --port",
+    )
+    add(
+        "--read-limit",
+        type=float,
+        default=5.0,
+        help="under leases: seconds after which a read is given up and computed",
     )
     add("--debug", action="store_true", help="serve /debug: faults, freezing, state")
     add(
@@ -129,7 +137,7 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
             raise SystemExit(f"--{name.replace('_', '-')}: must be at least 1")
     for name in (
         "prefill_us_per_token", "decode_us_per_token", "kv_recompute_threshold",
-        "kv_lease_duration", "decoder_kv_blocks_ttl",
+        "kv_lease_duration", "decoder_kv_blocks_ttl", "read_limit",
     ):  # fmt: skip
         if getattr(args, name) < 0:
             raise SystemExit(f"--{name.replace('_', '-')}: must not be negative")
@@ -172,12 +180,15 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
             "--control-plane: give host:port, or routing=host:port,lease=host:port, "
             f"not {args.control_plane!r}"
         )
+    if not args.url and args.host in {"0.0.0.0", "::", ""}:
+        raise SystemExit(f"--url: say how the gateway reaches this engine; it is not {args.host!r}")
     return ControlPlane(
         routing=named["routing"],
         lease=named["lease"],
-        token=args.control_plane_token or None,
+        token=os.environ.get("KVPLANE_TOKEN") or None,
         worker_id=args.worker_id,
         url=args.url,
+        read_limit_s=args.read_limit,
     )
 
 

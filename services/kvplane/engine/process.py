@@ -32,6 +32,8 @@ class ControlPlane:
     # Empty: made of the role and the HTTP address.
     worker_id: str = ""
     url: str = ""
+    # A read that takes longer is given up and computed.
+    read_limit_s: float = 5.0
 
 
 async def run(
@@ -112,7 +114,10 @@ def _agent(engine: Engine, control_plane: ControlPlane, url: str, clock: Clock) 
     return WorkerAgent(
         identity,
         AgentConfig(
-            routing=control_plane.routing, lease=control_plane.lease, token=control_plane.token
+            routing=control_plane.routing,
+            lease=control_plane.lease,
+            token=control_plane.token,
+            read_limit_seconds=control_plane.read_limit_s,
         ),
         clock,
     )

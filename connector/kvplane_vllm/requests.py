@@ -44,7 +44,13 @@ class Turn:
 def tag_of(params: dict[str, Any]) -> dict[str, Any] | None:
     """Return our own key, None when the request is not from our gateway."""
     tag = params.get("kvplane")
-    return tag if isinstance(tag, dict) and isinstance(tag.get("tenant"), str) else None
+    if not isinstance(tag, dict) or not isinstance(tag.get("tenant"), str) or not tag["tenant"]:
+        return None
+    session, turn = tag.get("session"), tag.get("turn")
+    if not isinstance(session, str) or isinstance(turn, bool) or not isinstance(turn, int):
+        session, turn = "", 0
+    # A turn of no session belongs to nobody's history.
+    return {**tag, "session": session if turn > 0 else "", "turn": max(turn, 0)}
 
 
 def lease_of(tag: dict[str, Any]) -> tuple[str, int] | None:

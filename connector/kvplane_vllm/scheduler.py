@@ -105,13 +105,12 @@ class LeaseScheduler:
         elif params.get("do_remote_prefill"):
             leg = Leg.DECODE
         request.kv_transfer_params = params
-        session, turn = tag.get("session"), tag.get("turn")
         self._turns[request.request_id] = Turn(
             request=request,
             leg=leg,
             tenant_id=tag["tenant"],
-            session_id=session if isinstance(session, str) else "",
-            turn=turn if isinstance(turn, int) else 0,
+            session_id=tag["session"],
+            turn=tag["turn"],
         )
 
     def ask(self, request: Any) -> None:

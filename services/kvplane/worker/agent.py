@@ -247,6 +247,7 @@ class WorkerAgent:
             timeout=config.call_timeout_seconds,
             channels=channels,
         )
+        self._reading.use(leases)
         loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("register", lambda: self._control.keep_registered(workers)),
             ("connect", lambda: self._control.keep_connected(leases)),

@@ -21,6 +21,7 @@ _MAX_BACKOFF: Final = 2.0
 _SILENT_TICKS: Final = 3.0
 # Well below any limit on a message; a 1M-token report is about 1.5 MB.
 _BATCH_BYTES: Final = 4_000_000
+_BATCH_ITEMS: Final = 500
 
 
 class Control:
@@ -48,6 +49,7 @@ class Control:
         self._outbox: asyncio.Queue[lease.ConnectRequest] | None = None
         self._anchor, self._anchor_at = 0, 0.0
         self._sequence = 0
+        self._unacknowledged: dict[int, list[str]] = {}  # by the report's sequence
 
     # -- registration -------------------------------------------------------------
 
@@ -120,8 +122,7 @@ class Control:
             except* KvplaneError as errors:
                 error = errors.exceptions[0]
                 reason = f"the lease service is away: {error}"
-                if getattr(error, "reason", "") == "STALE_EPOCH":
-                    self.register_again()
+                self._blame(error)
             except* (TimeoutError, _EpochEnded) as errors:
                 reason = str(errors.exceptions[0]) or "the lease service is silent"
             if self.away is None:
@@ -130,6 +131,16 @@ class Control:
             self.away, self._outbox = reason, None
             await self._clock.sleep(backoff)
             backoff = min(backoff * 2, _MAX_BACKOFF)
+
+    def _blame(self, error: BaseException) -> None:
+        reason = getattr(error, "reason", "")
+        if reason == "STALE_EPOCH":
+            self.register_again()
+        elif reason == "INVALID_FIELD":
+            # Sent again it would end the next stream too.
+            suspects = [ident for batch in self._unacknowledged.values() for ident in batch]
+            log.error("kvplane: not reported: %s; the cause: %s", ", ".join(suspects), error)
+            self._holdings.never_report(suspects)
 
     async def _watch_epoch(self, epoch: int) -> None:
         while self.epoch == epoch:
@@ -142,6 +153,7 @@ class Control:
             worker_id=self._identity.worker_id, epoch=epoch, held=self._holdings.handles()
         )
         outbox.put_nowait(lease.ConnectRequest(hello=hello))
+        self._unacknowledged.clear()
         answers = leases.Connect(_drain(outbox))
         tick = 1.0
         while True:
@@ -158,6 +170,8 @@ class Control:
                 log.info("kvplane: connected to the lease service")
             elif kind == "tick":
                 self._take_anchor(message.tick.anchor)
+            elif kind == "acknowledged":
+                self._unacknowledged.pop(message.acknowledged.sequence, None)
             elif kind == "command":
                 answered = self._holdings.command(message.command)
                 if answered is not None:
@@ -190,7 +204,7 @@ class Control:
         for message in self._holdings.reports(self.epoch, again=again):
             batch.append(message)
             size += len(message.digests) + 1000
-            if size > _BATCH_BYTES:
+            if size > _BATCH_BYTES or len(batch) >= _BATCH_ITEMS:
                 self._report(batch)
                 batch, size = [], 0
         if batch:
@@ -202,16 +216,20 @@ class Control:
         report = lease.Report(
             sequence=self._sequence, time_anchor=self._time_anchor(), ownerships=batch
         )
+        self._unacknowledged[self._sequence] = [o.params.remote_request_id for o in batch]
         self._outbox.put_nowait(lease.ConnectRequest(report=report))
 
     def withdraw(self, request_ids: list[str]) -> None:
         """Say that they are freed. Without a stream the next Hello says it."""
-        if self._outbox is None or not request_ids:
+        if self._outbox is None:
             return
-        self._sequence += 1
         handles = [self._holdings.handle(ident) for ident in request_ids]
-        withdraw = lease.Withdraw(sequence=self._sequence, handles=handles)
-        self._outbox.put_nowait(lease.ConnectRequest(withdraw=withdraw))
+        for start in range(0, len(handles), _BATCH_ITEMS):
+            self._sequence += 1
+            withdraw = lease.Withdraw(
+                sequence=self._sequence, handles=handles[start : start + _BATCH_ITEMS]
+            )
+            self._outbox.put_nowait(lease.ConnectRequest(withdraw=withdraw))
 
     def acknowledge(self, command_id: str) -> None:
         """Answer a command. Without a stream it comes again."""

@@ -62,6 +62,7 @@ class Item:
     until: float  # the engine's own deadline
     message: lease.Ownership | None = None
     sent: bool = False
+    refused: bool = False  # the control plane does not take it
 
 
 @dataclass(slots=True)
@@ -182,6 +183,13 @@ class Holdings:
             if self._items.get(item.held.request_id) is item:
                 del self._items[item.held.request_id]
 
+    def never_report(self, request_ids: Iterable[str]) -> None:
+        """The control plane refused them; the engine lets them run out."""
+        with self._lock:
+            for ident in request_ids:
+                if ident in self._items:
+                    self._items[ident].refused = True
+
     def reports(self, epoch: int, *, again: bool) -> list[lease.Ownership]:
         """Return messages with what is left of each hold, and take them as sent.
 
@@ -191,7 +199,7 @@ class Holdings:
         messages: list[lease.Ownership] = []
         with self._lock:
             for item in self._items.values():
-                if item.message is None or (item.sent and not again):
+                if item.message is None or item.refused or (item.sent and not again):
                     continue
                 left = item.until - now - self._config.hold_margin_seconds
                 if left <= 0:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 # About 70 microseconds of holding the interpreter between two pauses.
 _CHUNK_BLOCKS: Final = 64
 _RELEASE_TRIES: Final = 3
+_BATCH_ITEMS: Final = 500
 
 _OUTCOMES: Final = {
     Outcome.CONSUMED: lease.READ_OUTCOME_CONSUMED,
@@ -79,7 +80,7 @@ class Reading:
         self._asking: set[asyncio.Task[None]] = set()
         self._releases: list[lease.LeaseRelease] = []
         self._released = asyncio.Event()
-        self._leases: LeaseApi | None = None
+        self._leases: LeaseApi | None = None  # set before anything is asked
 
     # -- the engine's thread ------------------------------------------------------
 
@@ -151,6 +152,10 @@ class Reading:
             return self._digests.pop(local_id, b"")
 
     # -- the background thread ----------------------------------------------------
+
+    def use(self, leases: LeaseApi) -> None:
+        """Say where leases come from."""
+        self._leases = leases
 
     def lose_all(self, reason: str) -> None:
         """The epoch ended, and with it all its leases."""
@@ -295,14 +300,14 @@ class Reading:
 
     async def keep_released(self, leases: LeaseApi) -> None:
         """Send releases, many in a call. Runs for ever."""
-        self._leases = leases
         tries = 0
         while True:
             await self._released.wait()
             self._released.clear()
-            batch, self._releases = self._releases, []
+            batch, self._releases = self._releases[:_BATCH_ITEMS], self._releases[_BATCH_ITEMS:]
             if not batch:
                 continue
+            self._released.set()  # for what came after
             request = lease.ReleaseLeasesRequest(
                 holder=self._identity.holder(self._control.epoch), releases=batch
             )
@@ -323,34 +328,34 @@ class Reading:
         while True:
             await self._clock.sleep(self._config.lease_ttl_seconds / 3)
             live = self._live()
-            if not live:
-                continue
-            sent_at = self._clock.monotonic()
-            request = lease.RenewLeasesRequest(
-                holder=self._identity.holder(self._control.epoch),
-                leases=[
-                    lease.LeaseRef(
-                        lease_id=entry.read.lease_id, fencing_token=entry.read.fencing_token
-                    )
-                    for entry in live
-                ],
-                ttl=duration(self._config.lease_ttl_seconds),
-            )
-            try:
-                response = await leases.RenewLeases(request)
-            except KvplaneError as error:
-                log.warning("kvplane: leases were not renewed: %s", error)
-                if error.reason == "STALE_EPOCH":
-                    self._control.register_again()
-                continue
-            with self._lock:
-                for entry, result in zip(live, response.results, strict=False):
-                    if result.renewed:
-                        until = sent_at + seconds(result.ttl)
-                        entry.read = reads.renewed(entry.read, until)
-                    elif not (result.draining and entry.read.phase is Phase.READING):
-                        state = lease.LeaseState.Name(result.state)
-                        entry.read = reads.lost(entry.read, f"the lease is {state}")
+            for start in range(0, len(live), _BATCH_ITEMS):
+                await self._renew(leases, live[start : start + _BATCH_ITEMS])
+
+    async def _renew(self, leases: LeaseApi, live: list[_Entry]) -> None:
+        sent_at = self._clock.monotonic()
+        refs = [
+            lease.LeaseRef(lease_id=entry.read.lease_id, fencing_token=entry.read.fencing_token)
+            for entry in live
+        ]
+        request = lease.RenewLeasesRequest(
+            holder=self._identity.holder(self._control.epoch),
+            leases=refs,
+            ttl=duration(self._config.lease_ttl_seconds),
+        )
+        try:
+            response = await leases.RenewLeases(request)
+        except KvplaneError as error:
+            log.warning("kvplane: leases were not renewed: %s", error)
+            if error.reason == "STALE_EPOCH":
+                self._control.register_again()
+            return
+        with self._lock:
+            for entry, result in zip(live, response.results, strict=False):
+                if result.renewed:
+                    entry.read = reads.renewed(entry.read, sent_at + seconds(result.ttl))
+                elif not (result.draining and entry.read.phase is Phase.READING):
+                    state = lease.LeaseState.Name(result.state)
+                    entry.read = reads.lost(entry.read, f"the lease is {state}")
 
     def _live(self) -> list[_Entry]:
         now = self._clock.monotonic()

@@ -11,7 +11,6 @@ SQLite commits survive the death of a process, not that of the machine's power
 """
 
 import asyncio
-import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
@@ -23,13 +22,15 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvplane.db.failures import Failure, InDoubt, classify
-from kvplane.kernel.clock import Clock, SystemClock
+from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError, Unavailable
 
 T = TypeVar("T")
 MAX_BATCH: Final = 256
 _TRIES: Final = 6
-_REAL: Final = SystemClock()
+_PATIENT: Final = text("SET LOCAL lock_timeout = 1500")
+# An arbitrary number that nothing else uses: "again" in ASCII.
+_ONE_AT_A_TIME: Final = text("SELECT pg_advisory_xact_lock(418346264942)")
 _POSTGRES_NOW: Final = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 
 
@@ -146,7 +147,8 @@ class Database:
         if not batch:
             return
         try:
-            outcomes = await self._backend.transaction([job.operation for job in batch])
+            operations = [job.operation for job in batch]
+            outcomes = await self._backend.transaction(operations, again=tries > 1)
         except asyncio.CancelledError:
             _fail(batch, Unavailable("the database is closed"))
             raise
@@ -166,19 +168,13 @@ class Database:
         if failure is Failure.AWAY and tries == 1:
             # The pool may hold connections from before a restart; they are gone now.
             await self._commit(batch, tries + 1)
-        elif failure is Failure.BUSY and tries < _TRIES:
+        elif failure in {Failure.BUSY, Failure.CONFLICT} and tries < _TRIES:
             await self._commit(batch, tries + 1)
-        elif failure in {Failure.AWAY, Failure.BUSY, Failure.IN_DOUBT}:
-            _fail(batch, _told(error))
-        elif len(batch) > 1:
-            # Smaller transactions lock less at a time, and find the one that is at fault.
+        elif failure in {Failure.MISTAKE, Failure.SLOW} and len(batch) > 1:
+            # Find the one that is at fault.
             half = len(batch) // 2
             await self._commit(batch[:half])
             await self._commit(batch[half:])
-        elif failure is Failure.CONFLICT and tries < _TRIES:
-            # On the machine's clock: the other one does not wait for an injected one.
-            await _REAL.sleep(0.005 * 2**tries * random.uniform(0.5, 1.5))  # noqa: S311
-            await self._commit(batch, tries + 1)
         else:
             _fail(batch, _told(error))
 
@@ -198,7 +194,7 @@ class _Sqlite:
         self._reader = sqlite_engine(url, "BEGIN")
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="kvplane-read")
 
-    async def transaction(self, operations: list[Callable[[Tx], Any]]) -> list[Any]:
+    async def transaction(self, operations: list[Callable[[Tx], Any]], again: bool) -> list[Any]:
         def in_thread() -> list[Any]:
             with self._writer.begin() as connection:
                 return _outcomes(operations, Tx(connection, self._clock))
@@ -249,8 +245,13 @@ class _Postgres:
         )
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    async def transaction(self, operations: list[Callable[[Tx], Any]]) -> list[Any]:
+    async def transaction(self, operations: list[Callable[[Tx], Any]], again: bool) -> list[Any]:
         async with self._engine.connect() as connection:
+            if again:
+                # Among all replicas, those that lost a conflict go one after another, and
+                # wait longer for a lock than the others do: each wins the second time.
+                await connection.execute(_PATIENT)
+                await connection.execute(_ONE_AT_A_TIME)
             outcomes = await connection.run_sync(
                 lambda sync: _outcomes(operations, Tx(sync, self._clock))
             )

@@ -1,0 +1,91 @@
+"""Worker epochs: which is the newest, and the end of the older ones."""
+
+from sqlalchemy import delete, select, update
+
+from kvplane.db.database import Tx
+from kvplane.kernel.errors import StaleEpoch
+from kvplane.lease.domain import LIVE_LEASE, LIVE_OWNERSHIP, lose_holder, lose_owner
+from kvplane.lease.sql.tables import lease_commands, leases, ownerships, worker_epochs
+from kvplane.lease.sql.workspace import Workspace, insert_ignore
+from kvplane.lease.store import NO_EFFECTS, Effects
+
+
+def ensure_epoch(tx: Tx, worker_id: str, epoch: int, *, exclusive: bool = False) -> Effects:
+    """Refuse an old epoch, end the older ones for a new one, and keep it from ending.
+
+    The worker's row stays locked, so that no epoch ends while something is stored in it.
+    Raises StaleEpoch before anything is written.
+    """
+    known = _lock(tx, worker_id, exclusive=exclusive)
+    if known is None:
+        _add(tx, worker_id, epoch)
+        known = _lock(tx, worker_id, exclusive=exclusive)
+        assert known is not None
+    if known > epoch:
+        raise StaleEpoch(worker_id, epoch)
+    if known < epoch:
+        return end_epoch(tx, worker_id, epoch)[2]
+    return NO_EFFECTS
+
+
+def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Effects]:
+    """Void what a worker owned and held before `current_epoch`; see the store's contract."""
+    known = _lock(tx, worker_id, exclusive=True)
+    if known is None:
+        _add(tx, worker_id, current_epoch)
+    elif known < current_epoch:
+        tx.connection.execute(
+            update(worker_epochs)
+            .where(worker_epochs.c.worker_id == worker_id)
+            .values(epoch=current_epoch, stream_id="")
+        )
+    owned = set(
+        tx.connection.scalars(
+            select(ownerships.c.ownership_id).where(
+                ownerships.c.worker_id == worker_id,
+                ownerships.c.state.in_(LIVE_OWNERSHIP),
+                ownerships.c.epoch < current_epoch,
+            )
+        )
+    )
+    held = tx.connection.execute(
+        select(leases.c.lease_id, leases.c.ownership_id).where(
+            leases.c.holder_worker_id == worker_id,
+            leases.c.state.in_(LIVE_LEASE),
+            leases.c.holder_epoch < current_epoch,
+        )
+    ).all()
+    tx.connection.execute(
+        delete(lease_commands).where(
+            lease_commands.c.worker_id == worker_id, lease_commands.c.epoch < current_epoch
+        )
+    )
+    work = Workspace(tx)
+    work.lock(owned | {row.ownership_id for row in held}, (row.lease_id for row in held))
+    now_us = tx.now_us()
+    live_before = {ident for ident, lease in work.leases.items() if lease.live}
+    lost = 0
+    for ownership_id in sorted(owned):
+        own = work.ownerships[ownership_id]
+        lost += own.live
+        work.apply(lose_owner(own, work.current_lease(own), now_us))
+    for row in held:
+        lease, own = work.leases[row.lease_id], work.ownerships[row.ownership_id]
+        if lease.live:
+            work.apply(lose_holder(own, lease, now_us))
+    leases_lost = sum(not work.leases[ident].live for ident in live_before)
+    effects = work.flush(now_us)
+    return lost, leases_lost, Effects(effects.commanded, frozenset([worker_id]))
+
+
+def _lock(tx: Tx, worker_id: str, *, exclusive: bool) -> int | None:
+    query = select(worker_epochs.c.epoch).where(worker_epochs.c.worker_id == worker_id)
+    epoch: int | None = tx.connection.scalar(query.with_for_update(read=not exclusive))
+    return epoch
+
+
+def _add(tx: Tx, worker_id: str, epoch: int) -> None:
+    tx.connection.execute(
+        insert_ignore(worker_epochs, tx.is_postgres),
+        {"worker_id": worker_id, "epoch": epoch, "stream_id": ""},
+    )

@@ -1,0 +1,158 @@
+"""Granting a lease, once for each idempotency key."""
+
+from sqlalchemy import select
+
+from kvplane.db.database import Tx
+from kvplane.kernel.errors import InvalidField
+from kvplane.kernel.ids import derived
+from kvplane.lease.domain import (
+    LeaseConfig,
+    Ownership,
+    OwnershipState,
+    Payload,
+    Refusal,
+    clamp_ttl,
+    grant,
+    newest_readable,
+)
+from kvplane.lease.sql.epochs import ensure_epoch
+from kvplane.lease.sql.owners import live_of_session, newest_of_session
+from kvplane.lease.sql.tables import lease_requests, leases, ownerships
+from kvplane.lease.sql.workspace import Workspace, insert_ignore, load_payload, values_of
+from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder
+
+
+def grant_lease(
+    tx: Tx, config: LeaseConfig, order: GrantOrder, lease_id: str, *, final: bool
+) -> Granted:
+    """See `LeaseStore.grant`."""
+    tenant_id = _tenant(tx, order)
+    if tenant_id and (replay := _replay(tx, tenant_id, order)):
+        return replay
+    effects = ensure_epoch(tx, order.holder.worker_id, order.holder.epoch)
+    work = Workspace(tx)
+    own = _lock_target(work, tenant_id, order)
+    now_us = tx.now_us()
+    if order.session_id:
+        own = newest_readable(list(work.ownerships.values()), now_us)
+    if own is None:
+        refusal = _absence(tx, tenant_id, order)
+        if not final:
+            return Granted(None, None, Payload(), None, now_us, pending=True, effects=effects)
+        return _refuse(tx, tenant_id, order, refusal, now_us, effects)
+    change = grant(
+        own,
+        lease_id,
+        order.holder,
+        ttl_us=clamp_ttl(order.ttl_us, config),
+        min_tokens=order.min_tokens,
+        begin_read=order.begin_read,
+        now_us=now_us,
+        config=config,
+    )
+    if isinstance(change, Refusal):
+        return _refuse(tx, tenant_id, order, change, now_us, effects)
+    if not _remember(tx, own.tenant_id, order, lease_id, 0, now_us):
+        return _first_answer(tx, own.tenant_id, order)
+    lease = change.lease
+    assert lease is not None
+    tx.connection.execute(leases.insert(), values_of(lease))
+    work.leases[lease.lease_id] = lease
+    work.apply(change)
+    work.flush(now_us)
+    payload = load_payload(tx, own.ownership_id, digests=order.begin_read)
+    return Granted(lease, change.ownership, payload, None, now_us, effects=effects)
+
+
+def _tenant(tx: Tx, order: GrantOrder) -> str:
+    """Return whose ownership is meant; "" when nobody's, or another tenant's."""
+    if order.session_id:
+        return order.tenant_id or ""
+    c = ownerships.c
+    owner = tx.connection.scalar(select(c.tenant_id).where(c.ownership_id == order.ownership_id))
+    if order.tenant_id is None:
+        return owner or ""
+    return order.tenant_id
+
+
+def _lock_target(work: Workspace, tenant_id: str, order: GrantOrder) -> Ownership | None:
+    if order.session_id:
+        work.lock(live_of_session(work.tx, tenant_id, order.session_id, for_decode=False))
+        return None
+    work.lock([order.ownership_id])
+    own = work.ownerships.get(order.ownership_id)
+    return own if own is not None and own.tenant_id and own.tenant_id == tenant_id else None
+
+
+def _absence(tx: Tx, tenant_id: str, order: GrantOrder) -> Refusal:
+    if order.session_id:
+        newest = newest_of_session(tx, tenant_id, order.session_id)
+        if newest is not None and newest.state is OwnershipState.LOST:
+            return Refusal.OWNER_LOST
+    return Refusal.NOT_HELD
+
+
+def _refuse(
+    tx: Tx, tenant_id: str, order: GrantOrder, refusal: Refusal, now_us: int, effects: Effects
+) -> Granted:
+    if tenant_id and not _remember(tx, tenant_id, order, "", refusal, now_us):
+        return _first_answer(tx, tenant_id, order)
+    return Granted(None, None, Payload(), refusal, now_us, effects=effects)
+
+
+def _remember(
+    tx: Tx, tenant_id: str, order: GrantOrder, lease_id: str, refusal: int, now_us: int
+) -> bool:
+    """Store the answer; False when another replica has just answered the same request."""
+    row = {
+        "tenant_id": tenant_id,
+        "request_id": order.request_id,
+        "fingerprint": _fingerprint(order),
+        "lease_id": lease_id,
+        "refusal": refusal,
+        "answered_us": now_us,
+    }
+    return tx.connection.execute(insert_ignore(lease_requests, tx.is_postgres), row).rowcount > 0
+
+
+def _first_answer(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted:
+    replay = _replay(tx, tenant_id, order)
+    assert replay is not None
+    return replay
+
+
+def _replay(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted | None:
+    """Return the first answer to this request, the lease as it is now."""
+    c = lease_requests.c
+    row = tx.connection.execute(
+        select(c.fingerprint, c.lease_id, c.refusal).where(
+            c.tenant_id == tenant_id, c.request_id == order.request_id
+        )
+    ).first()
+    if row is None:
+        return None
+    if row.fingerprint != _fingerprint(order):
+        raise InvalidField("request_id", "was used for another request")
+    if not row.lease_id:
+        refusal = Refusal(row.refusal)
+        return Granted(None, None, Payload(), refusal, tx.now_us(), effects=NO_EFFECTS)
+    found = tx.connection.execute(
+        select(leases.c.ownership_id).where(leases.c.lease_id == row.lease_id)
+    ).first()
+    work = Workspace(tx)
+    work.lock([found.ownership_id] if found else [], [row.lease_id])
+    now_us = tx.now_us()
+    lease = work.leases.get(row.lease_id)
+    if lease is None:
+        return Granted(None, None, Payload(), Refusal.NOT_HELD, now_us)
+    own = work.ownerships.get(lease.ownership_id)
+    if own is None or not lease.usable(now_us):
+        return Granted(lease, None, Payload(), None, now_us)
+    payload = load_payload(tx, own.ownership_id, digests=order.begin_read)
+    return Granted(lease, own, payload, None, now_us)
+
+
+def _fingerprint(order: GrantOrder) -> str:
+    holder = order.holder
+    target = ("session", order.session_id) if order.session_id else ("own", order.ownership_id)
+    return derived("ask", *target, holder.worker_id, str(holder.epoch))

@@ -1,0 +1,186 @@
+"""What happens to a lease after its grant: reading, renewal, release, revocation, freeing."""
+
+from collections import defaultdict
+
+from sqlalchemy import bindparam, select, update
+
+from kvplane.db.database import Tx
+from kvplane.kernel.errors import NotFound
+from kvplane.lease.domain import (
+    Change,
+    Holder,
+    Lease,
+    LeaseConfig,
+    LeaseState,
+    Ownership,
+    Payload,
+    begin_read,
+    clamp_ttl,
+    free,
+    release,
+    renewed_deadline,
+    revoke,
+)
+from kvplane.lease.sql.owners import live_of_session
+from kvplane.lease.sql.tables import leases, ownerships
+from kvplane.lease.sql.workspace import LEASE_COLUMNS, Workspace, chunks, load_payload, to_lease
+from kvplane.lease.store import Effects, LeaseRef, Renewal
+
+# More different deadlines than this are written row by row.
+_FEW = 8
+_SET_DEADLINE = (
+    update(leases)
+    .where(leases.c.lease_id == bindparam("key"))
+    .values(deadline_us=bindparam("new_deadline_us"))
+)
+
+
+def begin(
+    tx: Tx, config: LeaseConfig, ref: LeaseRef, holder: Holder, ttl_us: int
+) -> tuple[Lease, Ownership, Payload, int]:
+    """See `LeaseStore.begin_read`."""
+    work, lease, own = _lock_one(tx, ref.lease_id)
+    now_us = tx.now_us()
+    reading = begin_read(
+        own,
+        lease,
+        holder,
+        ref.fencing_token,
+        ttl_us=clamp_ttl(ttl_us, config),
+        now_us=now_us,
+        config=config,
+    )
+    work.apply(Change(own, reading))
+    work.flush(now_us)
+    return reading, own, load_payload(tx, own.ownership_id, digests=True), now_us
+
+
+def renew(
+    tx: Tx, config: LeaseConfig, holder: Holder, refs: list[LeaseRef], ttl_us: int
+) -> list[Renewal]:
+    """See `LeaseStore.renew`."""
+    found: dict[str, tuple[Lease, int]] = {}
+    for chunk in chunks(ref.lease_id for ref in refs):
+        # The hold is read without its lock: it can only have grown since.
+        query = (
+            select(*LEASE_COLUMNS, ownerships.c.hold_deadline_us.label("hold_deadline_us"))
+            .join(ownerships, ownerships.c.ownership_id == leases.c.ownership_id)
+            .where(leases.c.lease_id.in_(chunk))
+            .order_by(leases.c.lease_id)
+            .with_for_update(of=leases)
+        )
+        for row in tx.connection.execute(query):
+            found[row[0]] = (to_lease(row[:-1]), row[-1])
+    now_us = tx.now_us()
+    ttl_us = clamp_ttl(ttl_us, config)
+    moved: dict[str, int] = {}
+    answers = []
+    for ref in refs:
+        lease, hold_deadline_us = found.get(ref.lease_id, (None, 0))
+        if lease is None or not _is_of(lease, ref, holder):
+            answers.append(Renewal(ref.lease_id, renewed=False, state=None))
+            continue
+        if not lease.usable(now_us):
+            state = LeaseState.EXPIRED if lease.live else lease.state
+            answers.append(
+                Renewal(ref.lease_id, renewed=False, state=state, draining=lease.draining)
+            )
+            continue
+        deadline = renewed_deadline(lease, hold_deadline_us, ttl_us, now_us, config)
+        if deadline != lease.deadline_us:
+            moved[ref.lease_id] = deadline
+        answers.append(
+            Renewal(ref.lease_id, renewed=True, state=lease.state, ttl_us=deadline - now_us)
+        )
+    if moved:
+        _move_deadlines(tx, moved)
+    return answers
+
+
+def release_many(
+    tx: Tx, holder: Holder, refs: list[LeaseRef]
+) -> tuple[list[LeaseState | None], Effects]:
+    """See `LeaseStore.release`."""
+    owned_by = _ownerships_of(tx, [ref.lease_id for ref in refs])
+    work = Workspace(tx)
+    work.lock(owned_by.values(), owned_by)
+    now_us = tx.now_us()
+    states: list[LeaseState | None] = []
+    for ref in refs:
+        lease = work.leases.get(ref.lease_id)
+        if lease is None or not _is_of(lease, ref, holder):
+            states.append(None)
+            continue
+        own = work.ownerships.get(lease.ownership_id)
+        if own is not None:
+            work.apply(release(own, lease, ref.outcome, now_us))
+        states.append(work.leases[ref.lease_id].state)
+    return states, work.flush(now_us)
+
+
+def revoke_one(tx: Tx, tenant_id: str, lease_id: str) -> tuple[Lease, int, Effects]:
+    """See `LeaseStore.revoke`."""
+    work, lease, own = _lock_one(tx, lease_id)
+    if lease.tenant_id != tenant_id:
+        raise NotFound("lease", lease_id)
+    now_us = tx.now_us()
+    work.apply(revoke(own, lease, now_us))
+    effects = work.flush(now_us)
+    return work.leases[lease_id], now_us, effects
+
+
+def free_session(tx: Tx, tenant_id: str, session_id: str) -> tuple[int, int, Effects]:
+    """See `LeaseStore.free_session`."""
+    work = Workspace(tx)
+    work.lock(live_of_session(tx, tenant_id, session_id, for_decode=True))
+    now_us = tx.now_us()
+    freed = draining = 0
+    for ident, own in list(work.ownerships.items()):
+        if not own.live:
+            continue
+        work.apply(free(own, work.current_lease(own), now_us))
+        if work.ownerships[ident].live:
+            draining += 1
+        else:
+            freed += 1
+    return freed, draining, work.flush(now_us)
+
+
+def _lock_one(tx: Tx, lease_id: str) -> tuple[Workspace, Lease, Ownership]:
+    work = Workspace(tx)
+    work.lock(_ownerships_of(tx, [lease_id]).values(), [lease_id])
+    lease = work.leases.get(lease_id)
+    own = work.ownerships.get(lease.ownership_id) if lease is not None else None
+    if lease is None or own is None:
+        raise NotFound("lease", lease_id)
+    return work, lease, own
+
+
+def _is_of(lease: Lease, ref: LeaseRef, holder: Holder) -> bool:
+    return lease.held_by(holder) and lease.fencing_token == ref.fencing_token
+
+
+def _ownerships_of(tx: Tx, lease_ids: list[str]) -> dict[str, str]:
+    """Return the ownership id of each lease that exists; it never changes."""
+    found: dict[str, str] = {}
+    for chunk in chunks(lease_ids):
+        query = select(leases.c.lease_id, leases.c.ownership_id)
+        query = query.where(leases.c.lease_id.in_(chunk))
+        found.update({row[0]: row[1] for row in tx.connection.execute(query)})
+    return found
+
+
+def _move_deadlines(tx: Tx, moved: dict[str, int]) -> None:
+    by_deadline: dict[int, list[str]] = defaultdict(list)
+    for lease_id, deadline in moved.items():
+        by_deadline[deadline].append(lease_id)
+    if len(by_deadline) > _FEW:
+        rows = [{"key": i, "new_deadline_us": moved[i]} for i in sorted(moved)]
+        tx.connection.execute(_SET_DEADLINE, rows)
+        return
+    # All of one batch end together, unless a hold ends sooner.
+    for deadline, ids in by_deadline.items():
+        for chunk in chunks(ids):
+            tx.connection.execute(
+                update(leases).where(leases.c.lease_id.in_(chunk)).values(deadline_us=deadline)
+            )

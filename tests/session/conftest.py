@@ -62,6 +62,11 @@ class Registry:
         self.databases.append(database)
         return build(database, self.clock, self.leases, config or SessionConfig())
 
+    def tick(self) -> None:
+        """Let time pass where it does not by itself."""
+        if isinstance(self.clock, FakeClock):
+            self.clock.advance(0.001)
+
     async def execute(self, statement: str, **parameters: object) -> list[tuple]:
         database = self.databases[0]
 

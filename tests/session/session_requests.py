@@ -35,3 +35,9 @@ def tenant(tenant_id: str) -> Iterator[None]:
         yield
     finally:
         set_caller(before)
+
+
+async def call(service, method: str, request):
+    """Call any of the methods; of a stream, return the first answer."""
+    answer = getattr(service, method)(request)
+    return await (anext(answer) if method == "WatchSessions" else answer)

@@ -1,0 +1,185 @@
+"""Where a request goes: Route's word, or the last known workers when there is none."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from kvplane.api.lease.v1 import lease_pb2
+from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.api.session.v1 import session_pb2 as session
+from kvplane.client import kv_params
+from kvplane.client.api import RoutingApi
+from kvplane.gateway.config import GatewayConfig
+from kvplane.gateway.failures import from_kvplane, unavailable, unknown_model
+from kvplane.gateway.giveback import GiveBack
+from kvplane.gateway.metrics import Metrics
+from kvplane.gateway.request import ClientRequest
+from kvplane.gateway.tasks import Background
+from kvplane.gateway.workers import WorkerWatch
+from kvplane.kernel.clock import Clock
+from kvplane.kernel.errors import KvplaneError, NoWorker
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The workers of one attempt, and what their requests carry."""
+
+    decode: routing.Target
+    # None: the decode does it all.
+    prefill: routing.Target | None = None
+    # Empty: there is none, and nothing to complete.
+    session_id: str = ""
+    turn: int = 0
+    decision: str = "none"
+    reason: str = "control_plane_unavailable"
+    prefill_params: dict[str, Any] = field(default_factory=dict)
+    decode_params: dict[str, Any] = field(default_factory=dict)
+    # Granted to the prefill worker; None once it is used or given back.
+    lease: lease_pb2.Lease | None = None
+    # When Route was sent, on the monotonic clock: the lease's ttl counts from there.
+    sent_at: float = 0.0
+    held_tokens: int = 0
+
+    @property
+    def reuse(self) -> bool:
+        """Route gave the prefill a lease on what an earlier turn left."""
+        return self.decision == "reuse"
+
+
+class Planner:
+    """Asks the router, for a bounded time."""
+
+    def __init__(
+        self,
+        routing_service: RoutingApi,
+        give_back: GiveBack,
+        watch: WorkerWatch,
+        background: Background,
+        metrics: Metrics,
+        clock: Clock,
+        config: GatewayConfig,
+    ) -> None:
+        self._routing, self._give_back, self._watch = routing_service, give_back, watch
+        self._background, self._metrics = background, metrics
+        self._clock, self._config = clock, config
+
+    async def plan(
+        self,
+        request: ClientRequest,
+        request_id: str,
+        *,
+        exclude: Collection[str] = (),
+        force_recompute: bool = False,
+    ) -> Plan:
+        """Return a plan. Raises NoWorker, and Failure for what the client must know."""
+        asked = routing.RouteRequest(
+            request_id=request_id,
+            session=_key(request),
+            model=request.model,
+            prompt_tokens_estimate=request.prompt_tokens_estimate,
+            exclude_worker_ids=sorted(exclude),
+            force_recompute=force_recompute or not request.one_prompt,
+        )
+        sent_at = self._clock.monotonic()
+        # Not cancelled with the request: a turn or a lease that was given must be
+        # given back.
+        task = self._background.start(self._ask(asked), "route")
+        try:
+            done, _ = await asyncio.wait([task], timeout=self._config.route_timeout_s)
+        except asyncio.CancelledError:
+            self._give_back_late(task)
+            raise
+        if not done:
+            self._give_back_late(task)
+            log.warning("the router does not answer in time")
+            return self._without_router(request, exclude)
+        self._metrics.route_seconds.observe(self._clock.monotonic() - sent_at)
+        answer = task.result()
+        if isinstance(answer, KvplaneError):
+            return self._refused(request, exclude, answer)
+        if answer is None:
+            return self._without_router(request, exclude)
+        return _plan(answer, sent_at)
+
+    async def _ask(
+        self, asked: routing.RouteRequest
+    ) -> routing.RouteResponse | KvplaneError | None:
+        try:
+            return await self._routing.Route(asked)
+        except KvplaneError as error:
+            return error
+        except (TimeoutError, OSError) as error:
+            log.warning("the router cannot be reached", error=str(error))
+            return None
+
+    def _refused(
+        self, request: ClientRequest, exclude: Collection[str], error: KvplaneError
+    ) -> Plan:
+        if isinstance(error, NoWorker):
+            if not exclude and self._watch.ready and not self._watch.serves(request.model):
+                raise unknown_model(request.model) from error
+            raise error
+        failure = from_kvplane(error)
+        if failure is not None:
+            raise failure from error
+        log.warning("going on without the router", error=error.message)
+        return self._without_router(request, exclude)
+
+    def _without_router(self, request: ClientRequest, exclude: Collection[str]) -> Plan:
+        self._metrics.without_control_plane.inc()
+        worker = self._watch.pick(request.model, exclude)
+        if worker is None:
+            if self._watch.ready and not self._watch.serves(request.model):
+                raise unknown_model(request.model)
+            raise unavailable("No worker is known to be there; try again.")
+        target = routing.Target(
+            worker_id=worker.worker_id, epoch=worker.epoch, url=worker.url, managed=worker.managed
+        )
+        if worker.HasField("data_parallel_rank"):
+            target.headers["X-data-parallel-rank"] = str(worker.data_parallel_rank)
+        return Plan(decode=target)
+
+    def _give_back_late(self, task: asyncio.Task[Any]) -> None:
+        task.add_done_callback(self._came_late)
+
+    def _came_late(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or not isinstance(answer := task.result(), routing.RouteResponse):
+            return
+        plan = _plan(answer, 0.0)
+        if plan.lease is not None:
+            self._give_back.unused(plan.lease)
+        if plan.session_id:
+            turn = session.CompleteTurnRequest(
+                session_id=plan.session_id, turn=plan.turn, outcome=session.TURN_OUTCOME_CANCELLED
+            )
+            self._background.start(
+                self._routing.Complete(routing.CompleteRequest(turn=turn)), "complete"
+            )
+
+
+def _key(request: ClientRequest) -> session.SessionKey:
+    if request.session:
+        return session.SessionKey(name=request.session)
+    return session.SessionKey(history=request.history.candidates if request.history else ())
+
+
+def _plan(answer: routing.RouteResponse, sent_at: float) -> Plan:
+    has_prefill = answer.HasField("prefill")
+    return Plan(
+        decode=answer.decode,
+        prefill=answer.prefill if has_prefill else None,
+        session_id=answer.session_id,
+        turn=answer.turn,
+        decision=routing.Decision.Name(answer.decision).removeprefix("DECISION_").lower(),
+        reason=routing.DecisionReason.Name(answer.reason).removeprefix("DECISION_REASON_").lower(),
+        prefill_params=kv_params.to_dict(answer.prefill_params) if has_prefill else {},
+        decode_params=kv_params.to_dict(answer.decode_params),
+        lease=answer.lease if answer.HasField("lease") else None,
+        sent_at=sent_at,
+        held_tokens=answer.held_tokens,
+    )

@@ -1,0 +1,118 @@
+"""HTTP to the engines."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+
+from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.gateway.config import GatewayConfig
+
+# An engine's server closes an idle connection after 5 s; a request that is sent at
+# that moment is lost. So connections are not kept that long.
+_KEEPALIVE_S = 2.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """Whether a request may have reached the engine."""
+
+    sent: bool = False
+
+
+class Upstream:
+    """A pool of connections to all engines."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+        self._headers = {"Accept-Encoding": "identity"}
+        if config.upstream_api_key:
+            self._headers["Authorization"] = f"Bearer {config.upstream_api_key}"
+
+    async def start(self) -> None:
+        """Open the pool."""
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(_on_sent)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                connect=self._config.connect_timeout_s,
+                sock_connect=self._config.connect_timeout_s,
+            ),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=[trace],
+            read_bufsize=1 << 18,
+        )
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    @contextlib.asynccontextmanager
+    async def post(
+        self,
+        target: routing.Target,
+        path: str,
+        body: bytes,
+        *,
+        request_id: str = "",
+        trace: Mapping[str, str] | None = None,
+        sent: Sent | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a JSON body; leaving early closes the connection, so the engine aborts.
+
+        `sent.sent` is set as soon as anything may have arrived there. Raises
+        aiohttp.ClientError and TimeoutError.
+        """
+        assert self._session is not None
+        headers = {**self._headers, "Content-Type": "application/json", **(trace or {})}
+        headers.update(target.headers)
+        if request_id:
+            headers["X-Request-Id"] = request_id
+        response = await self._session.post(
+            target.url.rstrip("/") + path,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            trace_request_ctx=sent,
+        )
+        try:
+            yield response
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def get_json(self, url: str, seconds: float) -> Any:
+        """Return what GET answers, parsed when it is JSON, else None.
+
+        Raises aiohttp.ClientError, also for a status that is not 200, and TimeoutError.
+        """
+        status, raw = await self.get(url, seconds)
+        if status != 200:
+            raise aiohttp.ClientError(f"{url} answered {status}")
+        try:
+            return orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return None
+
+    async def get(self, url: str, seconds: float) -> tuple[int, bytes]:
+        """Return status and body. Raises aiohttp.ClientError and TimeoutError."""
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
+            return response.status, await response.read()
+
+
+async def _on_sent(_session: aiohttp.ClientSession, context: SimpleNamespace, _: Any) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.sent = True

@@ -1,0 +1,200 @@
+"""What the gateway knows of workers: a list kept fresh, and who of them is lost.
+
+The list answers when the control plane does not, and it ends waiting for an engine that
+hangs: an engine that is frozen closes no connection.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.client.api import WorkerApi
+from kvplane.gateway.config import GatewayConfig
+from kvplane.kernel.clock import Clock
+from kvplane.kernel.compat import compatibility_key
+from kvplane.kernel.errors import KvplaneError
+
+log = structlog.get_logger(__name__)
+
+_PAGE = 1000
+
+
+class Interrupted(Exception):
+    """What was waited for will not come: a worker is lost, or a lease is."""
+
+    def __init__(self, what: str, worker_id: str) -> None:
+        super().__init__(what)
+        # Empty: a lease.
+        self.worker_id = worker_id
+
+
+@dataclass(eq=False, slots=True)
+class Guard:
+    """Someone who waits for workers."""
+
+    targets: tuple[routing.Target, ...]
+    scope: asyncio.Timeout
+    # Seconds of silence that end the wait once a worker is lost.
+    patience: float = 0.0
+    interrupted: Interrupted | None = None
+
+    def interrupt(self, what: str, worker_id: str = "") -> None:
+        """End the wait, after `patience`."""
+        self.interrupted = Interrupted(what, worker_id)
+        self.extend(self.patience)
+
+    def extend(self, seconds: float) -> None:
+        """Wait that much longer from now."""
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self.scope.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+@dataclass(slots=True)
+class _Known:
+    workers: dict[str, routing.Worker] = field(default_factory=dict)
+    # Monotonic; minus infinity: never.
+    at: float = float("-inf")
+
+
+class WorkerWatch:
+    """Asks for the list again and again."""
+
+    def __init__(self, api: WorkerApi, clock: Clock, config: GatewayConfig) -> None:
+        self._api, self._clock, self._config = api, clock, config
+        self._known = _Known()
+        self._guards: set[Guard] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._turn = 0
+
+    async def start(self) -> None:
+        """Ask once, then in the background."""
+        await self.refresh()
+        self._task = asyncio.create_task(self._run(), name="worker list")
+
+    async def stop(self) -> None:
+        """Stop asking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def ready(self) -> bool:
+        """The registry has answered at least once."""
+        return self._known.at > float("-inf")
+
+    def all(self) -> list[routing.Worker]:
+        """Return all workers of the last list."""
+        return list(self._known.workers.values())
+
+    def get(self, worker_id: str) -> routing.Worker | None:
+        """Return a worker as the last list has it."""
+        return self._known.workers.get(worker_id)
+
+    def compatibility(self, worker_id: str) -> str:
+        """Return what a reader of the worker's KV must have equal; "" for an unknown one."""
+        worker = self.get(worker_id)
+        if worker is None:
+            return ""
+        what = worker.compatibility
+        return compatibility_key(
+            model=what.model,
+            revision=what.revision,
+            block_size=what.block_size,
+            kv_layout=what.kv_layout,
+            kv_dtype=what.kv_dtype,
+            engine_version=what.engine_version,
+        )
+
+    def pick(self, model: str, exclude: Iterable[str]) -> routing.Worker | None:
+        """Return a worker that can answer alone, each in turn; decodes before prefills."""
+        excluded = set(exclude)
+        ready = [
+            worker
+            for worker in self._known.workers.values()
+            if worker.state == routing.WORKER_STATE_READY
+            and worker.worker_id not in excluded
+            and model in served_names(worker)
+        ]
+        able = [w for w in ready if w.role != routing.WORKER_ROLE_PREFILL] or ready
+        if not able:
+            return None
+        self._turn += 1
+        return able[self._turn % len(able)]
+
+    def serves(self, model: str) -> bool:
+        """Tell whether a worker of the last list, living or not, serves the model."""
+        return any(model in served_names(worker) for worker in self._known.workers.values())
+
+    @contextlib.asynccontextmanager
+    async def guard(
+        self, seconds: float, *targets: routing.Target, patience: float = 0.0
+    ) -> AsyncIterator[Guard]:
+        """Bound what is done inside: raises TimeoutError, or Interrupted for one of `targets`.
+
+        `patience` is for streams: once a worker is lost, the wait ends after so many
+        seconds without `Guard.extend`.
+        """
+        guard: Guard | None = None
+        try:
+            async with asyncio.timeout(seconds) as scope:
+                guard = Guard(targets, scope, patience=patience)
+                self._guards.add(guard)
+                self._check(guard)
+                yield guard
+        except TimeoutError:
+            if guard is not None and guard.interrupted is not None:
+                raise guard.interrupted from None
+            raise
+        finally:
+            if guard is not None:
+                self._guards.discard(guard)
+
+    async def refresh(self) -> None:
+        """Ask once; keep the old list when there is no answer."""
+        workers: dict[str, routing.Worker] = {}
+        request = routing.ListWorkersRequest(page_size=_PAGE)
+        try:
+            async with asyncio.timeout(max(self._config.refresh_interval_s, 0.5)):
+                while True:
+                    answer = await self._api.ListWorkers(request)
+                    workers.update((worker.worker_id, worker) for worker in answer.workers)
+                    if not answer.next_page_token:
+                        break
+                    request.page_token = answer.next_page_token
+        except (KvplaneError, TimeoutError, OSError) as error:
+            log.debug("no list of workers", error=str(error))
+            return
+        self._known = _Known(workers, self._clock.monotonic())
+        for guard in list(self._guards):
+            self._check(guard)
+
+    async def _run(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.refresh_interval_s)
+            try:
+                await self.refresh()
+            except Exception:
+                log.warning("asking for the list of workers failed", exc_info=True)
+
+    def _check(self, guard: Guard) -> None:
+        if guard.interrupted is not None:
+            return
+        if self._clock.monotonic() - self._known.at > self._config.refresh_stale_s:
+            return
+        for target in guard.targets:
+            worker = self._known.workers.get(target.worker_id)
+            # An older epoch is a list from before the worker came.
+            if worker is None or worker.epoch < target.epoch:
+                continue
+            if worker.state == routing.WORKER_STATE_LOST or worker.epoch > target.epoch:
+                guard.interrupt(f"worker {target.worker_id!r} is lost", target.worker_id)
+                return
+
+
+def served_names(worker: routing.Worker) -> list[str]:
+    """Return the names that clients may use for its model, the main one first."""
+    return list(worker.served_models) or [worker.compatibility.model]

@@ -7,12 +7,14 @@ from typing import Any
 
 import aiohttp
 from kvplane.api.lease.v1 import lease_pb2 as lease
+from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client import KvplaneClient
 from kvplane.kernel.clock import SystemClock
 
 from demo.cluster import MODEL, PREFILL
 from demo.conversation import TURNS, Conversation
+from demo.servers import Failed
 
 _clock = SystemClock()
 
@@ -107,6 +109,7 @@ async def play(url: str, control_plane: str) -> AsyncIterator[Turn]:
     """
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout) as http, KvplaneClient(control_plane) as kv:
+        await _workers_known(http, url, kv)
         await _warm_up(http, url, kv)
         conversation, seen = Conversation(), set[str]()
         for number in range(1, TURNS + 1):
@@ -125,6 +128,20 @@ async def play(url: str, control_plane: str) -> AsyncIterator[Turn]:
                 tokens_equal=with_reuse.token_ids == baseline.token_ids != [],
             )
             conversation.answer(with_reuse.content)
+
+
+async def _workers_known(http: aiohttp.ClientSession, url: str, kv: KvplaneClient) -> None:
+    """Wait until both engines have registered and the gateway knows it. Raises Failed."""
+    ready = routing.ListWorkersRequest(states=[routing.WORKER_STATE_READY])
+    end = _clock.monotonic() + 60
+    while _clock.monotonic() < end:
+        workers = (await kv.workers.ListWorkers(ready)).workers
+        async with http.get(f"{url}/v1/models") as response:
+            models = await response.json()
+        if len(workers) == 2 and MODEL in [model["id"] for model in models["data"]]:
+            return
+        await _clock.sleep(0.2)
+    raise Failed("the engines did not register with the control plane; see their logs")
 
 
 async def _warm_up(http: aiohttp.ClientSession, url: str, kv: KvplaneClient) -> None:

@@ -1,8 +1,12 @@
 """The processes that have the gateway in them; it needs more packages than the services."""
 
 import json
+import sys
+
+from sqlalchemy import make_url
 
 from kvplane import client
+from kvplane.cli.banner import dev_banner
 from kvplane.cli.compose import PORTS, Assembly, Peers
 from kvplane.db.database import Database
 from kvplane.gateway import main as gateway_main
@@ -64,7 +68,7 @@ class DevProcess:
         sessions = made.session(leases)
         tenants = made.tenant()
         routing, workers = made.routing(leases, sessions)
-        self._settings = settings.gateway
+        self._settings = settings
         self.grpc = made.process(tenants, PORTS["dev"])
         self._gateway = gateway_main.build(
             routing, workers, sessions, leases, gateway_config(settings), tenants=tenants
@@ -73,7 +77,16 @@ class DevProcess:
     async def start(self) -> None:
         """Listen. Raises OSError when a port is taken."""
         await self.grpc.start()
-        await self._gateway.start(self._settings.host, self._settings.port)
+        port = await self._gateway.start(self._settings.gateway.host, self._settings.gateway.port)
+        sys.stdout.write(
+            dev_banner(
+                grpc=f"{self._settings.grpc.host}:{self.grpc.port}",
+                status=f"{self._settings.grpc.host}:{self.grpc.status_port}",
+                gateway=f"{self._settings.gateway.host}:{port}",
+                database=make_url(self._settings.database.url).render_as_string(),
+            )
+        )
+        sys.stdout.flush()
 
     async def drain(self) -> None:
         """Finish the requests under way, then the calls, and end."""

@@ -1,0 +1,73 @@
+"""The ``kvplane`` block: each wrong key is named, with the fix."""
+
+from typing import Any
+
+import pytest
+from kvplane_vllm.config import ConfigError, PluginConfig
+
+GOOD = {"control_plane": "127.0.0.1:7700", "url": "http://10.0.0.7:8100"}
+
+
+def parse(**more: Any) -> PluginConfig:
+    return PluginConfig.parse({"bidirectional_kv_xfer": True, "kvplane": {**GOOD, **more}})
+
+
+def test_one_address_serves_both() -> None:
+    agent = parse().agent()
+    assert agent.routing == agent.lease == "127.0.0.1:7700"
+    assert agent.begin_wait_seconds == 0.3
+
+
+def test_two_addresses() -> None:
+    agent = parse(control_plane={"routing": "r:7703", "lease": "l:7702"}).agent()
+    assert (agent.routing, agent.lease) == ("r:7703", "l:7702")
+
+
+def test_replicas() -> None:
+    assert parse(control_plane="10.0.0.1:7700,10.0.0.2:7700").agent().lease.count(":") == 2
+
+
+def test_the_workers_name_comes_from_its_url() -> None:
+    assert parse().worker_id == "10.0.0.7:8100"
+    assert parse(worker_id="gpu-7").worker_id == "gpu-7"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("control_plane", "nowhere"),
+        ("control_plane", 5),
+        ("control_plane", {"routing": "r:1"}),
+        ("control_plane.lease", {"routing": "r:1", "lease": "x"}),
+        ("url", "10.0.0.7:8100"),
+        ("url", 7),
+        ("worker_id", 7),
+        ("served_models", "one"),
+        ("served_models", [1]),
+        ("begin_wait_seconds", 0),
+        ("begin_wait_seconds", "1"),
+        ("lease_ttl_seconds", True),
+        ("token", ""),
+    ],
+)
+def test_a_wrong_value_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"kvplane\.{key}: must be "):
+        parse(**{key.split(".", maxsplit=1)[0]: value})
+
+
+def test_an_unknown_key_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"kvplane\.workerid: unknown; known are .*worker_id"):
+        parse(workerid="x")
+
+
+@pytest.mark.parametrize("extra", [{}, {"kvplane": None}, {"kvplane": "x"}])
+def test_a_missing_block_shows_an_example(extra: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r'kvplane: must be an object, such as \{"control_plane"'):
+        PluginConfig.parse(extra)
+
+
+@pytest.mark.parametrize("key", ["control_plane", "url"])
+def test_a_missing_key_is_named(key: str) -> None:
+    block = {k: v for k, v in GOOD.items() if k != key}
+    with pytest.raises(ConfigError, match=rf"kvplane\.{key}: must be set"):
+        PluginConfig.parse({"kvplane": block})

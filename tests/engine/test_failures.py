@@ -108,6 +108,19 @@ def test_a_client_that_leaves_during_a_read_holds_nothing_and_its_blocks_come_ba
     assert reader.state()["held"] == []
 
 
+def test_a_client_that_leaves_a_stream_holds_nothing(start):
+    slow = start("--role", "decode", "--decode-us-per-token", "20000")
+    body = {"prompt": tokens("stream", 100), "max_tokens": 500, "stream": True}
+    body["kv_transfer_params"] = {"x": 1}
+    with slow.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert slow.state()["stats"]["running"] == 1
+    wait_for(lambda: slow.state()["stats"]["aborted"] == 1)
+    assert slow.state()["blocks"]["in_use"] == 0
+    assert slow.state()["held"] == []
+
+
 def test_a_decode_that_ends_by_a_stop_string_holds_nothing(pair):
     prompt = tokens("stop", 200)
     text = pair.decode.complete(prompt).text

@@ -60,7 +60,7 @@ def remote_of(params: Mapping[str, Any]) -> Remote | None:
         engine_id=str(params["remote_engine_id"]),
         request_id=str(params["remote_request_id"]),
         host=str(params["remote_host"]),
-        port=int(params["remote_port"]),
+        port=int(params["remote_port"] or 0),
         blocks=tuple(int(block) for block in groups[0]),
         expires_at=params.get("remote_blocks_expiry_time"),
     )

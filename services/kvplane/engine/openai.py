@@ -38,7 +38,7 @@ def parse(body: Any, *, chat: bool, base_id: str, config: EngineConfig) -> Call:
     if not isinstance(body, Mapping):
         raise InvalidField("body", "must be a JSON object")
     model = _model(body, config)
-    params = _optional(body, "kv_transfer_params", Mapping, "an object")
+    params = _params(body)
     prompt = _chat_prompt(body, params) if chat else _text_prompt(body, params)
     if not prompt:
         raise InvalidField("messages" if chat else "prompt", "must not be empty")
@@ -114,6 +114,25 @@ def _text_prompt(body: Body, params: Body | None) -> list[int]:
     raise InvalidField("prompt", "must be one text or one list of token ids")
 
 
+def _params(body: Body) -> Body | None:
+    params: Body | None = _optional(body, "kv_transfer_params", Mapping, "an object")
+    if params is None:
+        return None
+    name = "kv_transfer_params"
+    for field in ("remote_port", "remote_num_tokens"):
+        _whole(params, field, 0, 1 << 40, f"{name}.{field}")
+    expiry = params.get("remote_blocks_expiry_time")
+    if expiry is not None and not isinstance(expiry, int | float):
+        raise InvalidField(f"{name}.remote_blocks_expiry_time", "must be a number")
+    for group in _optional(params, "remote_block_ids", list, "a list of lists") or ():
+        if not isinstance(group, list) or not all(isinstance(block, int) for block in group):
+            raise InvalidField(f"{name}.remote_block_ids", "must be a list of lists of numbers")
+    ours = _optional(params, "kvplane", Mapping, "an object") or {}
+    for field in ("turn", "fencing_token"):
+        _whole(ours, field, 0, 1 << 62, f"{name}.kvplane.{field}")
+    return params
+
+
 def _max_tokens(body: Body, prompt: int, chat: bool, config: EngineConfig) -> int:
     limit = min(config.max_model_len, config.num_blocks * config.block_size) - prompt
     if limit < 1:
@@ -150,12 +169,12 @@ def token_ids(field: str, value: Any) -> list[int]:
     return list(value)
 
 
-def _whole(body: Body, field: str, low: int, high: int) -> int | None:
+def _whole(body: Body, field: str, low: int, high: int, name: str = "") -> int | None:
     value = body.get(field)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidField(field, f"must be a whole number from {low} to {high}")
+        raise InvalidField(name or field, f"must be a whole number from {low} to {high}")
     return value
 
 

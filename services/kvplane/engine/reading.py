@@ -45,7 +45,7 @@ class Reader:
         # What decodes have been promised and not read yet: kept alive by heartbeats.
         self._awaited: dict[str, matching.Remote] = {}
         self._last_heartbeat = engine.clock.monotonic()
-        self._meeting: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
     @property
     def parked_blocks(self) -> int:
@@ -59,8 +59,13 @@ class Reader:
             self._awaited[request_id] = remote
 
     def unexpect(self, request_id: str) -> None:
-        """Stop the heartbeats for a request."""
-        self._awaited.pop(request_id, None)
+        """Stop the heartbeats for a request. If it has not read: as vLLM, tell the owner.
+
+        Under leases nothing is sent without one: the owner's hold runs out.
+        """
+        remote = self._awaited.pop(request_id, None)
+        if remote is not None and not self._engine.reuse.managed:
+            self._send([remote], f"{remote.request_id}:1")
 
     async def load(
         self, request: "Request", grant: Grant, hits: int, own: list[int]
@@ -134,6 +139,7 @@ class Reader:
             engine.stats.reads_refused += 1
             engine.reuse.finished(request.request_id, sent=False)
             return None
+        self._awaited.pop(request.request_id, None)
         notification = f"{remote.request_id}:1"
         if plan.local:
             return engine.transfer.read(peer, plan.local, blocks, notification)
@@ -212,14 +218,19 @@ class Reader:
         for remote in self._awaited.values():
             by_engine.setdefault(remote.engine_id, []).append(remote)
         for remotes in by_engine.values():
-            task = asyncio.create_task(self._heartbeat(remotes))
-            self._meeting.add(task)
-            task.add_done_callback(self._meeting.discard)
+            self._send(remotes, "HB:" + ",".join(remote.request_id for remote in remotes))
 
-    async def _heartbeat(self, remotes: list[matching.Remote]) -> None:
-        first, transfer = remotes[0], self._engine.transfer
-        try:
-            peer = await transfer.connect(first.host, first.port, first.engine_id)
-            transfer.notify(peer, "HB:" + ",".join(remote.request_id for remote in remotes))
-        except ReadFailed:
-            pass  # The read itself will tell.
+    def _send(self, remotes: list[matching.Remote], notification: str) -> None:
+        """Notify an engine, from the background: it may have to be met first."""
+
+        async def send() -> None:
+            first, transfer = remotes[0], self._engine.transfer
+            try:
+                peer = await transfer.connect(first.host, first.port, first.engine_id)
+                transfer.notify(peer, notification)
+            except ReadFailed:
+                self._engine.stats.nixl_failed_notifications += 1
+
+        task = asyncio.create_task(send())
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)

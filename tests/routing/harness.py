@@ -13,23 +13,6 @@ from kvplane.routing.main import RoutingPart, build
 from routing.fakes import PREFILL, FakeLeases, FakeSessions, beat, worker_message
 from sqlalchemy import text
 
-REUSE, RECOMPUTE = pb.DECISION_REUSE, pb.DECISION_RECOMPUTE
-
-
-def tag(params: lease_pb2.KvTransferParams) -> dict:
-    extra = json.loads(params.extra_json)
-    assert list(extra) == ["kvplane"]
-    return extra["kvplane"]
-
-
-async def pair(one: One, **prefill) -> None:
-    await one.register("p", **{**PREFILL, **prefill})
-    await one.register("d")
-
-
-def reason(answer: pb.RouteResponse) -> str:
-    return pb.DecisionReason.Name(answer.reason).removeprefix("DECISION_REASON_")
-
 
 @dataclass
 class Plane:
@@ -119,3 +102,21 @@ class One:
         if answer.decode.worker_id:
             self.leases.hold(answer.session_id, answer.decode.worker_id, answer.decode.epoch)
         return answer
+
+
+REUSE, RECOMPUTE = pb.DECISION_REUSE, pb.DECISION_RECOMPUTE
+
+
+def tag(params: lease_pb2.KvTransferParams) -> dict:
+    extra = json.loads(params.extra_json)
+    assert list(extra) == ["kvplane"]
+    return extra["kvplane"]
+
+
+async def pair(one: One, **prefill) -> None:
+    await one.register("p", **{**PREFILL, **prefill})
+    await one.register("d")
+
+
+def reason(answer: pb.RouteResponse) -> str:
+    return pb.DecisionReason.Name(answer.reason).removeprefix("DECISION_REASON_")

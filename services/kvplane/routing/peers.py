@@ -124,7 +124,8 @@ class LeasePeer:
         except Exception:  # noqa: BLE001 - as above
             _log.exception("lease service failed")
             return Reason.LEASE_SERVICE_UNAVAILABLE
-        if not answer.HasField("lease"):
+        # A repeated call is told of the first one's lease, even if that has ended since.
+        if answer.lease.state != lease_pb2.LEASE_STATE_GRANTED:
             return _REASONS.get(answer.refusal_reason, Reason.NOTHING_HELD)
         owned = answer.ownership
         return Granted(answer.lease, owned.worker_id, owned.epoch, owned.num_tokens)

@@ -166,13 +166,17 @@ class Engine:
 
     async def stream(self, request, parts, gap=None):
         """Send parts one network write each; a gap is a coroutine function between them."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
+        response = await self.stream_open(request)
         for part in parts:
             await response.write(part)
             if gap is not None:
                 await gap()
         await response.write_eof()
+        return response
+
+    async def stream_open(self, request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
         return response
 
     async def _tokenize(self, request):

@@ -44,6 +44,11 @@ class Metrics:
             "Prompt tokens that were computed.",
             registry=self.registry,
         )
+        self.prefills = Counter(
+            "kvplane_gateway_prefills_total",
+            "Prefill legs that were answered.",
+            registry=self.registry,
+        )
         self.retries = Counter(
             "kvplane_gateway_retries_total",
             "Legs that were tried again, by leg and reason.",

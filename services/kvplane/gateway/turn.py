@@ -163,6 +163,7 @@ class Turn:
                 read.end(parts.give_back, sent=sent.sent)
             elif sent.sent:
                 plan.lease = None  # the prefill's connector has it now
+        parts.metrics.prefills.inc()
         self.prefill_worker_id = plan.prefill.worker_id
         if self.prefilled.params is not None and not plan.prefill.managed:
             await self._hand_over(plan, self.prefilled)

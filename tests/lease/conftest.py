@@ -6,7 +6,7 @@ import pytest
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.lease.sql import tables
-from lease.harness import Plane, Replica
+from lease.harness import Plane, Replica, install_clock
 
 TABLES = [
     tables.ownerships, tables.ownership_payloads, tables.leases, tables.lease_requests,
@@ -17,6 +17,8 @@ TABLES = [
 async def _plane(url: str, clock: Clock, unit: float) -> AsyncIterator[Plane]:
     database = Database(url, clock)
     await database.run(lambda tx: tables.metadata.create_all(tx.connection, tables=TABLES))
+    if isinstance(clock, FakeClock) and not database.is_sqlite:
+        await database.run(lambda tx: install_clock(tx, clock.now_us()))
     await database.close()
     plane = Plane(url, clock, unit)
     yield plane
@@ -31,6 +33,13 @@ async def sqlite(tmp_path) -> AsyncIterator[Plane]:
 
 @pytest.fixture
 async def postgres(postgres_database: str) -> AsyncIterator[Plane]:
+    async for plane in _plane(postgres_database, FakeClock(), 1.0):
+        yield plane
+
+
+@pytest.fixture
+async def real_postgres(postgres_database: str) -> AsyncIterator[Plane]:
+    """In real time, as PostgreSQL's own clock has it; a unit is 100 ms."""
     async for plane in _plane(postgres_database, SystemClock(), 0.1):
         yield plane
 

@@ -26,6 +26,24 @@ def to_seconds(value: Duration) -> float:
     return value.seconds + value.nanos / 1e9
 
 
+def install_clock(tx, start_us: int) -> None:
+    """Give a PostgreSQL database a clock that tests move, in place of its own."""
+    name = tx.connection.scalar(text("SELECT current_database()"))
+    for statement in (
+        "CREATE TABLE moved_clock (at_us bigint)",
+        f"INSERT INTO moved_clock VALUES ({start_us})",
+        "CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS"
+        " 'SELECT to_timestamp(at_us / 1000000.0) FROM public.moved_clock'",
+        f"ALTER DATABASE {name} SET search_path = public, pg_catalog",
+    ):
+        tx.connection.execute(text(statement))
+
+
+def move_clock(tx, seconds: float) -> None:
+    moved = text("UPDATE moved_clock SET at_us = at_us + :by")
+    tx.connection.execute(moved, {"by": round(seconds * 1e6)})
+
+
 class SkewedClock(SystemClock):
     """A machine whose clock is wrong by so many seconds."""
 
@@ -36,10 +54,9 @@ class SkewedClock(SystemClock):
 
 @dataclass
 class Plane:
-    """Replicas over one database. On SQLite the test moves the clock.
+    """Replicas over one database, whose clock the test moves, unless it is a real one.
 
-    Times in tests are in units: a second of the fake clock, or `unit` real seconds where
-    the database's clock decides.
+    Times in tests are in units: a second of the fake clock, or `unit` real seconds.
     """
 
     url: str
@@ -69,6 +86,8 @@ class Plane:
     async def sleep(self, units: float) -> None:
         if isinstance(self.clock, FakeClock):
             self.clock.advance(units)
+            if self.url.startswith("postgresql"):
+                await self.parts[0].service._store._run(lambda tx: move_clock(tx, units))
         else:
             await self.clock.sleep(units * self.unit)
 

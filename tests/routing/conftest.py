@@ -8,25 +8,23 @@ from kvplane.db.metadata import metadata
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.routing.store_sql import routes, workers
 from routing.harness import One, Plane
-from sqlalchemy import create_engine, make_url
-
-TABLES = [workers, routes]
+from sqlalchemy import Table, create_engine, make_url
 
 
-async def _create_tables(url: str) -> None:
+async def create_tables(url: str, tables: list[Table]) -> None:
     if url.startswith("sqlite"):
         engine = create_engine(url)
-        metadata.create_all(engine, tables=TABLES)
+        metadata.create_all(engine, tables=tables)
         engine.dispose()
         return
     async_engine = postgres_engine(make_url(url))
     async with async_engine.begin() as connection:
-        await connection.run_sync(lambda sync: metadata.create_all(sync, tables=TABLES))
+        await connection.run_sync(lambda sync: metadata.create_all(sync, tables=tables))
     await async_engine.dispose()
 
 
 async def _planes(url: str, clock: Clock) -> AsyncIterator[Plane]:
-    await _create_tables(url)
+    await create_tables(url, [workers, routes])
     plane = Plane(url, clock)
     yield plane
     for database in plane.databases:

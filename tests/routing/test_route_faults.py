@@ -58,12 +58,18 @@ async def test_a_slow_session_registry_is_not_waited_for(fake: One):
             await fake.complete(pb.RouteResponse(session_id="s", turn=1))
 
 
-@pytest.mark.parametrize("error", [QuotaExceeded("turns"), InvalidField("key.name", "no")])
-async def test_what_the_caller_must_know_is_told(fake: One, error: Exception):
+async def test_what_the_caller_must_know_is_told_in_its_own_words(fake: One):
     await pair(fake)
-    fake.sessions.error = error
-    with pytest.raises(type(error)):
+    fake.sessions.error = QuotaExceeded("turns")
+    with pytest.raises(QuotaExceeded):
         await fake.route("r1")
+    fake.sessions.error = InvalidField("key.name", "too odd")
+    with pytest.raises(InvalidField, match=r"^session\.name: too odd$"):
+        await fake.route("r1")
+    fake.sessions.error = InvalidField("tokens_reused", "too many")
+    with pytest.raises(InvalidField, match=r"^turn\.tokens_reused: too many$") as caught:
+        await fake.complete(pb.RouteResponse(session_id="s", turn=1))
+    assert caught.value.metadata["field"] == "turn.tokens_reused"
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), Internal("?"), RuntimeError("a mistake")])

@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.session.v1 import session_pb2
 from kvplane.client.api import LeaseApi, SessionApi
-from kvplane.kernel.errors import KvplaneError, StaleEpoch, Unavailable
+from kvplane.kernel.errors import InvalidField, KvplaneError, StaleEpoch, Unavailable
 from kvplane.routing.domain import Worker
 from kvplane.routing.policy import Reason, Turn
 
@@ -59,6 +59,8 @@ class SessionPeer:
         except TimeoutError:
             _log.warning("session service is slow", bound_s=self._bound_s)
             return None
+        except InvalidField as error:
+            raise _renamed(error, "key.", "session.") from error
         except KvplaneError as error:
             if error.code not in _AWAY:
                 raise
@@ -79,6 +81,8 @@ class SessionPeer:
         try:
             async with asyncio.timeout(self._bound_s):
                 await self._api.CompleteTurn(request)
+        except InvalidField as error:
+            raise _renamed(error, "", "turn.") from error
         except TimeoutError:
             raise Unavailable("the session service is slow", retry_after=1.0) from None
 
@@ -185,6 +189,13 @@ class LeasePeer:
         with contextlib.suppress(TimeoutError, KvplaneError):
             async with asyncio.timeout(self._bound_s):
                 await self._api.ReleaseLeases(request)
+
+
+def _renamed(error: InvalidField, theirs: str, ours: str) -> InvalidField:
+    """Name a field as our own caller knows it."""
+    field = error.metadata.get("field", "")
+    problem = error.message.removeprefix(f"{field}: ")
+    return InvalidField(ours + field.removeprefix(theirs), problem)
 
 
 def _holder(worker: Worker) -> lease_pb2.Holder:

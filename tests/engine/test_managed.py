@@ -8,6 +8,7 @@ from engine.harness import CLOCK, COLD, FREE, engine, eventually, generate, requ
 from engine.scripted import ScriptedAgent
 from kvplane.engine.core import Request
 from kvplane.engine.managed import Managed
+from kvplane.engine.transfer import Read
 from kvplane.worker.agent import FreeNow, HoldLonger, Pending, Permit, Refused
 
 KEY = {"tenant": "t", "session": "s", "turn": 2}
@@ -122,6 +123,25 @@ async def test_a_lease_lost_during_the_read_drops_what_came():
         assert reader.stats.reads_dropped == 1
         await eventually(lambda: agent.finished == [("r", True, False)])
         assert reader.reader.parked_blocks == 0
+
+
+async def test_a_lease_that_ended_before_the_reads_end_was_seen_drops_it_too(monkeypatch):
+    agent = ScriptedAgent()
+    seen = Read.state
+
+    def state(read):
+        found = seen(read)
+        agent.valid = found != "DONE"
+        return found
+
+    monkeypatch.setattr(Read, "state", state)
+    async with owner_and_reader(agent) as (owner, reader):
+        held = await hold(owner)
+        agent.answers = [Permit(407, held.returned)]
+        asked = request("r", PROMPT, LEASED)
+        assert await generate(reader, asked) == await cold(owner, PROMPT)
+        assert asked.cached_tokens == 0
+        assert reader.stats.reads_dropped == 1
 
 
 @pytest.mark.parametrize("fault", ["fail_reads", "dead owner"])

@@ -29,18 +29,24 @@ class ToyModel:
 
     def compute(self, blocks: Sequence[int], start: int, tokens: Sequence[int]) -> None:
         """Write the KV of `tokens`, the first of them at position `start`."""
-        flat = self._flat
+        flat, size = self._flat, self.block_size
+        last = self._seed
         if start:
             at = self._offset(blocks, start - 1)
             last = bytes(flat[at : at + KV_BYTES])
-        else:
-            last = self._seed
-        for position, token in enumerate(tokens, start):
-            last = hashlib.blake2b(
-                token.to_bytes(4, "little") + last, digest_size=KV_BYTES
-            ).digest()
-            at = self._offset(blocks, position)
-            flat[at : at + KV_BYTES] = last
+        done = 0
+        while done < len(tokens):
+            # One block, or what is left of it, at a time.
+            part = tokens[done : done + size - (start + done) % size]
+            written = bytearray()
+            for token in part:
+                last = hashlib.blake2b(
+                    token.to_bytes(4, "little") + last, digest_size=KV_BYTES
+                ).digest()
+                written += last
+            at = self._offset(blocks, start + done)
+            flat[at : at + len(written)] = written
+            done += len(part)
 
     def next_token(self, blocks: Sequence[int], length: int) -> int:
         """Return the token that follows the first `length` ones, from their KV."""

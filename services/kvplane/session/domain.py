@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 DIGEST_SIZE = 16
 
@@ -293,28 +294,28 @@ def complete_turn(
         decode_worker_id=report.decode_worker_id,
         time_to_first_token_us=report.time_to_first_token_us,
     )
-    changed = replace(
-        session,
-        tokens_reused=session.tokens_reused + report.tokens_reused,
-        tokens_recomputed=session.tokens_recomputed + report.prompt_tokens - report.tokens_reused,
-        version=_next_version(session, now_us),
-    )
+    changes: dict[str, Any] = {
+        "tokens_reused": session.tokens_reused + report.tokens_reused,
+        "tokens_recomputed": session.tokens_recomputed
+        + (report.prompt_tokens - report.tokens_reused),
+        "version": _next_version(session, now_us),
+    }
     if session.state is not SessionState.ACTIVE:
         # Its worker may report blocks after the session's were freed.
-        return replace(changed, free_due_us=now_us + us(config.late_free_s)), closed
-    changed = replace(changed, last_turn_us=now_us, due_us=now_us + us(config.idle_expiry_s))
+        changes["free_due_us"] = now_us + us(config.late_free_s)
+        return replace(session, **changes), closed
+    changes["last_turn_us"] = now_us
+    changes["due_us"] = now_us + us(config.idle_expiry_s)
     if turn.turn == session.turns:
-        changed = replace(changed, newest_outcome=report.outcome, newest_completed_us=now_us)
+        changes["newest_outcome"] = report.outcome
+        changes["newest_completed_us"] = now_us
     if report.outcome is TurnOutcome.OK and turn.turn > session.last_ok_turn:
-        changed = replace(
-            changed,
-            last_ok_turn=turn.turn,
-            last_prefill_worker_id=report.prefill_worker_id,
-            last_decode_worker_id=report.decode_worker_id,
-        )
+        changes["last_ok_turn"] = turn.turn
+        changes["last_prefill_worker_id"] = report.prefill_worker_id
+        changes["last_decode_worker_id"] = report.decode_worker_id
     if records_history(session, report):
-        changed = replace(changed, histories=session.histories + 1)
-    return changed, closed
+        changes["histories"] = session.histories + 1
+    return replace(session, **changes), closed
 
 
 def records_history(session: Session, report: CompleteTurn) -> bool:

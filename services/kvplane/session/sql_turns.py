@@ -111,20 +111,37 @@ def insert_new(tx: Tx, table: Table) -> Insert:
     return sqlite.insert(table).on_conflict_do_nothing()
 
 
-def _update_of(table: Table, *key: str) -> Any:
-    columns: dict[str, Any] = {
-        c.name: bindparam(f"v_{c.name}") for c in table.columns if c.name not in key
-    }
+def _update_of(table: Table, key: Sequence[str], fixed: Collection[str]) -> tuple[Any, list[str]]:
+    """Return an UPDATE of one row by `key`, without what never changes, and its parameters."""
+    names = [c.name for c in table.columns if c.name not in key and c.name not in fixed]
+    columns: dict[str, Any] = {name: bindparam(f"v_{name}") for name in names}
     where = [table.c[name] == bindparam(f"v_{name}") for name in key]
-    return update(table).where(*where).values(columns)
+    return update(table).where(*where).values(columns), [*key, *names]
 
 
-_update_sessions = _update_of(sessions, "tenant_id", "session_id")
-_update_turns = _update_of(turns, "tenant_id", "session_id", "turn")
+_update_sessions, _session_columns = _update_of(
+    sessions, ("tenant_id", "session_id"), {"name", "create_us"}
+)
+_update_turns, _turn_columns = _update_of(
+    turns,
+    ("tenant_id", "session_id", "turn"),
+    {
+        "request_id",
+        "key_digest",
+        "model",
+        "open_us",
+        "previous_completed",
+        "open_turns",
+        "before_prefill_worker_id",
+        "before_decode_worker_id",
+        "before_tokens_reused",
+        "before_tokens_recomputed",
+    },
+)
 
 
-def _prefixed(values: dict[str, Any]) -> dict[str, Any]:
-    return {f"v_{name}": value for name, value in values.items()}
+def _chosen(values: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {f"v_{name}": values[name] for name in names}
 
 
 def padded(values: Iterable[Any]) -> list[Any]:
@@ -146,7 +163,7 @@ def locked_sessions(tx: Tx, tenant_id: str, ids: Collection[str]) -> dict[str, S
 
 def save_sessions(tx: Tx, changed: Iterable[Session]) -> None:
     """Write sessions that exist."""
-    if values := [_prefixed(session_values(session)) for session in changed]:
+    if values := [_chosen(session_values(session), _session_columns) for session in changed]:
         tx.connection.execute(_update_sessions, values)
 
 
@@ -367,7 +384,7 @@ def complete_turns(
             changed.add(session.session_id)
         answers.append(session)
     if closed:
-        values = [_prefixed(turn_values(tenant_id, turn)) for turn in closed.values()]
+        values = [_chosen(turn_values(tenant_id, turn), _turn_columns) for turn in closed.values()]
         tx.connection.execute(_update_turns, values)
         save_sessions(tx, [locked[session_id] for session_id in sorted(changed)])
     if histories:

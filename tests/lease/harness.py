@@ -73,8 +73,8 @@ class Plane:
             for name in ("ttl_s", "min_ttl_s", "max_ttl_s", "margin_s", "restart_grace_s",
                          "retention_s", "sweep_interval_s", "tick_interval_s")
         }  # fmt: skip
-        times |= {name: value * self.unit for name, value in units.items()}
-        return replace(plain, **times)
+        own = {n: v * self.unit if n.endswith("_s") else v for n, v in units.items()}
+        return replace(plain, **(times | own))
 
     def replica(self, clock: Clock | None = None, **units: float) -> Replica:
         database = Database(self.url, clock or self.clock)

@@ -145,9 +145,7 @@ async def test_another_tenants_session_or_ownership_is_not_held(replica: Replica
 
 async def test_many_askers_get_one_lease(replica: Replica):
     await replica.held()
-    answers = await asyncio.gather(
-        *(replica.grant(f"q{n}", worker=f"p{n}") for n in range(20))
-    )
+    answers = await asyncio.gather(*(replica.grant(f"q{n}", worker=f"p{n}") for n in range(20)))
     assert sum(answer.HasField("lease") for answer in answers) == 1
 
 
@@ -298,7 +296,7 @@ async def test_revoking_what_was_not_begun(replica: Replica):
     own = await replica.held()
     lease = (await replica.grant("q1")).lease
     for _ in range(2):
-        revoked = (await replica.rpc.RevokeLease(pb.RevokeLeaseRequest(lease_id=lease.lease_id)))
+        revoked = await replica.rpc.RevokeLease(pb.RevokeLeaseRequest(lease_id=lease.lease_id))
         assert (revoked.lease.state, revoked.lease.draining) == (pb.LEASE_STATE_REVOKED, False)
     assert (await replica.owned(own)).state == pb.OWNERSHIP_STATE_RELEASED
     assert [(order, r) for order, r, _ in await replica.commands()] == [("free", "r1")]

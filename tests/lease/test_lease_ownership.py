@@ -62,9 +62,7 @@ async def test_a_late_report_does_not_revive_what_was_withdrawn_before_it(replic
 async def test_a_hold_counts_from_when_the_report_was_sent(plane: Plane, replica: Replica):
     anchor = await replica.anchor("d1")
     await plane.sleep(6)
-    (own,) = await replica.report(
-        replica.ownership("r1", hold=100), anchor=anchor, elapsed=2
-    )
+    (own,) = await replica.report(replica.ownership("r1", hold=100), anchor=anchor, elapsed=2)
     # Sent 2 after the anchor, which is 6 old at least.
     assert to_seconds(own.hold) <= 96 * plane.unit + 1e-6
 
@@ -233,9 +231,7 @@ async def test_an_owner_that_cannot_hold_longer_holds_nothing(replica: Replica):
     ask = pb.ExtendHoldRequest(session_id="s1", hold=seconds(200))
     await replica.rpc.ExtendHold(ask)
     ((_, _, command_id),) = await replica.commands()
-    await replica.part.service.acknowledge(
-        "d1", 1, command_id, done=False, sent_by_us=0, hold_us=0
-    )
+    await replica.part.service.acknowledge("d1", 1, command_id, done=False, sent_by_us=0, hold_us=0)
     assert (await replica.owned(own)).state == pb.OWNERSHIP_STATE_EXPIRED
 
 

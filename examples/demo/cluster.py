@@ -15,7 +15,6 @@ from demo.vllm_worker import VllmWorker
 FOLDER = ROOT / "build" / "demo"
 MODEL = "demo"
 PREFILL, DECODE = "prefill", "decode"
-_RUNNING = FOLDER / "running.json"
 # Room for the conversation, its rerun without reuse, and the blocks under way.
 _TOKENS = 32768
 
@@ -23,9 +22,10 @@ _TOKENS = 32768
 class Cluster:
     """`start` brings everything up, `stop` takes it down."""
 
-    def __init__(self, engine: str) -> None:
-        """`engine` is vllm or reference."""
+    def __init__(self, engine: str, folder: Path = FOLDER) -> None:
+        """`engine` is vllm or reference; `folder` gets the logs and the database."""
         self.engine = engine
+        self.folder = folder
         self.control_plane = f"127.0.0.1:{_port(7700)}"
         self.gateway = f"http://127.0.0.1:{_port(8000)}"
         make = self._vllm if engine == "vllm" else self._reference
@@ -34,21 +34,21 @@ class Cluster:
 
     def start(self, say: Callable[[str], None]) -> None:
         """Start all and wait until they are ready. Raises Failed."""
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for server in self.servers:
             server.start()
         pids = {server.name: server.process.pid for server in self.servers if server.process}
-        _RUNNING.write_text(json.dumps(pids))
+        _running(self.folder).write_text(json.dumps(pids))
         wait_for(self.servers, 300, say)
 
     def stop(self) -> None:
         """End all."""
         stop_all(self.servers)
-        _RUNNING.unlink(missing_ok=True)
+        _running(self.folder).unlink(missing_ok=True)
 
     def _kvplane(self) -> Server:
-        database = FOLDER / "kvplane.db"
-        for old in FOLDER.glob("kvplane.db*"):
+        database = self.folder / "kvplane.db"
+        for old in self.folder.glob("kvplane.db*"):
             old.unlink()
         gateway_port = self.gateway.rpartition(":")[2]
         command = [
@@ -61,7 +61,7 @@ class Cluster:
             # A slow machine may read for longer than a server would.
             "KVPLANE_GATEWAY_REUSE_TIMEOUT_S": "120",
         }
-        return Server("kvplane", command, url=self.gateway, env=env, logs=FOLDER)
+        return Server("kvplane", command, url=self.gateway, env=env, logs=self.folder)
 
     def _vllm(self, name: str) -> Server:
         port = free_port()
@@ -85,7 +85,7 @@ class Cluster:
                 }
             },
             threads=max(1, (os.cpu_count() or 2) // 2),
-        ).server(FOLDER)
+        ).server(self.folder)
 
     def _reference(self, name: str) -> Server:
         port = free_port()
@@ -95,20 +95,25 @@ class Cluster:
             # Slow enough for a reuse to be seen.
             *("--prefill-us-per-token", "150", "--decode-us-per-token", "1000"),
         ]
-        return Server(name, command, url=f"http://127.0.0.1:{port}", logs=FOLDER)
+        return Server(name, command, url=f"http://127.0.0.1:{port}", logs=self.folder)
 
 
-def end_leftovers() -> bool:
+def end_leftovers(folder: Path = FOLDER) -> bool:
     """End what an earlier run left running; tell whether there was something."""
-    found = False
-    if _RUNNING.is_file():
-        for pid in json.loads(_RUNNING.read_text()).values():
+    found, running = False, _running(folder)
+    if running.is_file():
+        for pid in json.loads(running.read_text()).values():
             if _is_ours(pid):
                 found = True
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
-        _RUNNING.unlink()
+        running.unlink()
     return found
+
+
+def _running(folder: Path) -> Path:
+    """Return the file that names the processes which run."""
+    return folder / "running.json"
 
 
 def _is_ours(pid: int) -> bool:

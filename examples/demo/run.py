@@ -8,6 +8,7 @@ or no turn reused, 2 when something did not start.
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 
 from demo import report
 from demo.cluster import FOLDER, MODEL, Cluster, end_leftovers
@@ -64,21 +65,22 @@ def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="make demo ARGS=...", description=__doc__)
     parser.add_argument("--engine", choices=("vllm", "reference"), default="vllm")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where everything is written")
     parser.add_argument("--keep", action="store_true", help="leave everything running")
     parser.add_argument("--stop", action="store_true", help="end what --keep left running")
     args = parser.parse_args()
     if args.stop:
-        say("Ended." if end_leftovers() else "Nothing is running.")
+        say("Ended." if end_leftovers(args.out) else "Nothing is running.")
         return 0
-    end_leftovers()
-    cluster = Cluster(args.engine)
+    end_leftovers(args.out)
+    cluster = Cluster(args.engine, args.out)
     running = False
     try:
-        say(f"Starting prefill, decode ({args.engine}) and kvplane; logs in {FOLDER}")
+        say(f"Starting prefill, decode ({args.engine}) and kvplane; logs in {args.out}")
         cluster.start(say)
         turns = asyncio.run(converse(cluster))
-        report.write(turns, FOLDER / "report.json")
-        report.plot(turns, args.engine, FOLDER / "plot.png")
+        report.write(turns, args.out / "report.json")
+        report.plot(turns, args.engine, args.out / "plot.png")
         running = args.keep
     except (Failed, RuntimeError, OSError) as error:
         print(f"\n{error}", file=sys.stderr)
@@ -88,7 +90,7 @@ def main() -> int:
     finally:
         if not running:
             cluster.stop()
-    say(f"\nReport: {FOLDER / 'report.json'}\nPlot:   {FOLDER / 'plot.png'}")
+    say(f"\nReport: {args.out / 'report.json'}\nPlot:   {args.out / 'plot.png'}")
     go_on(cluster, running)
     problem = report.verdict(turns)
     if problem:

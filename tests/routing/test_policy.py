@@ -18,8 +18,8 @@ class Chooser:
         self.workers = workers
         self.flight = InFlight()
         self.flight.refresh(workers)
-        self.decode: dict[str, int] = {}
-        self.prefill: dict[str, int] = {}
+        self.decode = dict.fromkeys(self.flight.loads, 0)
+        self.prefill = dict.fromkeys(self.flight.loads, 0)
         self.number = 0
 
     def __call__(

@@ -8,6 +8,8 @@ from kvplane.routing.domain import Worker
 from kvplane.routing.peers import Granted
 from kvplane.routing.policy import Choice, Reason, Turn
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def make_answer(
     tenant_id: str, choice: Choice, turn: Turn | None, reason: Reason, granted: Granted | None
@@ -19,13 +21,14 @@ def make_answer(
     """
     session_id, number = (turn.session_id, turn.turn) if turn is not None else ("", 0)
     tag: dict[str, str | int] = {"tenant": tenant_id, "session": session_id, "turn": number}
+    extra = _encode({"kvplane": tag})
     answer = routing_pb2.RouteResponse(
         session_id=session_id,
         turn=number,
         decode=_target(choice.decode),
         decision=routing_pb2.DECISION_REUSE if granted else routing_pb2.DECISION_RECOMPUTE,
         reason=f"DECISION_REASON_{reason.name}",
-        decode_params=lease_pb2.KvTransferParams(extra_json=_extra(tag)),
+        decode_params=lease_pb2.KvTransferParams(extra_json=extra),
     )
     if choice.prefill is not None:
         if granted is not None:
@@ -33,12 +36,11 @@ def make_answer(
             answer.held_tokens = granted.held_tokens
             tag["lease_id"] = granted.lease.lease_id
             tag["fencing_token"] = granted.lease.fencing_token
+            extra = _encode({"kvplane": tag})
         answer.prefill.CopyFrom(_target(choice.prefill))
-        answer.prefill_params.CopyFrom(
-            lease_pb2.KvTransferParams(
-                do_remote_decode=True, do_remote_prefill=False, extra_json=_extra(tag)
-            )
-        )
+        answer.prefill_params.do_remote_decode = True
+        answer.prefill_params.do_remote_prefill = False
+        answer.prefill_params.extra_json = extra
     return answer
 
 
@@ -60,7 +62,3 @@ def _target(worker: Worker) -> routing_pb2.Target:
         headers={} if rank is None else {"X-data-parallel-rank": str(rank)},
         managed=worker.profile.managed,
     )
-
-
-def _extra(tag: dict[str, str | int]) -> str:
-    return json.dumps({"kvplane": tag}, separators=(",", ":"))

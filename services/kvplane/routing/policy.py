@@ -95,9 +95,9 @@ def choose(
     """Pick the workers of a turn; None when nobody is there.
 
     `loads` has the requests of every worker of the pool. `chosen_decode` and
-    `chosen_prefill` say when a worker was last chosen, as a number that grows with each
-    choice: among equally loaded workers the one that has waited longest is next, so that
-    one-at-a-time traffic spreads too.
+    `chosen_prefill` say of each when it was last chosen, as a number that grows with each
+    choice and begins at 0: among equally loaded workers the one that has waited longest
+    is next, so that one-at-a-time traffic spreads too.
 
     The session stays with `last_decode` unless that has more than `gap` requests more
     than the least loaded. Without a decode worker one that prefills does it all.
@@ -170,5 +170,4 @@ def _least_loaded(
     if len(candidates) == 1:
         return candidates[0]
     lowest = min(map(loads.__getitem__, candidates))
-    ties = [i for i in candidates if loads[i] == lowest]
-    return min(ties, key=lambda i: (chosen.get(i, 0), i))
+    return min([i for i in candidates if loads[i] == lowest], key=chosen.__getitem__)

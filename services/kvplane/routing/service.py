@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Collection
 
 import structlog
 
@@ -44,7 +45,7 @@ class Router:
         self._config = config
         self._ids = ids
         self._in_flight = InFlight()
-        snapshots.on_refresh(self._in_flight.refresh)
+        snapshots.on_refresh(self._refresh)
         self._choices = 0
         self._chosen_decode: dict[str, int] = {}
         self._chosen_prefill: dict[str, int] = {}
@@ -93,6 +94,13 @@ class Router:
         self._in_flight.remove((tenant_id, turn.session_id, turn.turn))
         await self._sessions.complete_turn(turn)
 
+    def _refresh(self, workers: Collection[Worker]) -> None:
+        self._in_flight.refresh(workers)
+        for chosen in (self._chosen_decode, self._chosen_prefill):
+            now = {w.worker_id: chosen.get(w.worker_id, 0) for w in workers}
+            chosen.clear()
+            chosen.update(now)
+
     def _pool(self, request: routing_pb2.RouteRequest) -> Pool:
         pool = self._snapshots.pool(request.model, frozenset(request.exclude_worker_ids))
         if not pool.decode and not pool.prefill:
@@ -117,7 +125,7 @@ class Router:
         if choice.prefill is not None:
             self._chosen_prefill[choice.prefill.worker_id] = self._choices
             targets.append(choice.prefill.worker_id)
-        self._in_flight.add(flight, tuple(targets), self._snapshots.now_us())
+        self._in_flight.add(flight, targets, self._snapshots.now_us())
         return choice
 
     async def _reuse(

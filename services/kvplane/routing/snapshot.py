@@ -1,7 +1,7 @@
 """The router's picture of the live workers, a fraction of a second old."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -35,10 +35,10 @@ class Snapshots:
         self._valid_until = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._changes = 0
-        self._listener: Callable[[Iterable[Worker]], None] = lambda workers: None
+        self._listener: Callable[[Collection[Worker]], None] = lambda workers: None
         self.reachable = True
 
-    def on_refresh(self, listener: Callable[[Iterable[Worker]], None]) -> None:
+    def on_refresh(self, listener: Callable[[Collection[Worker]], None]) -> None:
         """Have `listener` called with each new picture."""
         self._listener = listener
 

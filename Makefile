@@ -49,7 +49,7 @@ lint: setup ## Style, types, layers, protos, generated files
 
 .PHONY: bench
 bench: setup ## Run every benchmark; plots go to build/bench
-	@set -e; for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 .PHONY: protos
 protos: ## Regenerate the gRPC stubs (checked in; tests compare them)

@@ -34,14 +34,15 @@ async def converse(cluster: Cluster) -> list[Turn]:
 
 def go_on(cluster: Cluster, running: bool) -> None:
     """Say what can be tried by hand."""
+    demo = "make demo" + (" ENGINE=reference" if cluster.engine == "reference" else "")
     if not running:
-        say("\nTo go on by hand, leave everything running: make demo ARGS=--keep")
+        say(f"\nTo go on by hand, leave everything running: {demo} ARGS=--keep")
         return
     kvplane = f"{python_folder()}/kvplane"
     say(
         f"""
-Everything keeps running; `make demo ARGS=--stop` ends it. Go on by hand, with one
-x-session-id for each conversation:
+Everything keeps running; `{demo} ARGS=--stop` ends it.
+Go on by hand, with one x-session-id for each conversation:
 
   curl {cluster.gateway}/v1/chat/completions -H 'content-type: application/json' \\
     -H 'x-session-id: mine' -d '{{"model": "{MODEL}", "max_tokens": 32, "messages":

@@ -76,4 +76,4 @@ def test_the_demo_on_reference_engines(tmp_path: Path) -> None:
         after["reused_tokens"] >= before["prompt_tokens"]
         for before, after in itertools.pairwise(turns)
     )
-    assert "make demo ARGS=--keep" in done.stdout
+    assert "make demo ENGINE=reference ARGS=--keep" in done.stdout

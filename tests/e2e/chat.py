@@ -58,13 +58,13 @@ class Chat:
         """Add a user message, send, add the answer, and prove it against a plain run."""
         self.messages.append({"role": "user", "content": content})
         reply = await self.send(stream=stream, **more)
-        await self.check(reply)
+        await self.check(reply, **{k: v for k, v in more.items() if k != "kv_transfer_params"})
         self.messages.append({"role": "assistant", "content": reply.content})
         return reply
 
-    async def check(self, reply: Reply) -> None:
+    async def check(self, reply: Reply, **more: Any) -> None:
         """The tokens are those of an engine that reads nothing from anyone."""
-        wanted = await reference(self.cluster, self.body())
+        wanted = await reference(self.cluster, self.body(**more))
         assert reply.token_ids == wanted.token_ids
         assert len(reply.token_ids) == ANSWER_TOKENS
 

@@ -50,6 +50,11 @@ class Cluster:
             "KVPLANE_LEASE_ADDRESS": self.addresses("lease"),
             "KVPLANE_ROUTING_ADDRESS": self.addresses("routing"),
             "KVPLANE_LOG_FORMAT": "json",
+            # Two busy cores for all of this: what is bounded is bounded wider here.
+            "KVPLANE_GATEWAY_ROUTE_TIMEOUT_S": "5",
+            "KVPLANE_ROUTING_SESSION_BOUND_S": "2",
+            "KVPLANE_ROUTING_LEASE_BOUND_S": "2",
+            "KVPLANE_ROUTING_REPORT_WAIT_S": "1",
         }
 
     def _service(self, name: str) -> Server:
@@ -85,6 +90,8 @@ class Cluster:
                     "control_plane": control,
                     "worker_id": name,
                     "url": f"http://127.0.0.1:{port}",
+                    "begin_wait_seconds": 3,
+                    "grant_wait_seconds": 3,
                 },
             },
         ).server(self.logs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,6 +25,15 @@ def seconds(value: float) -> Duration:
 
 def to_seconds(value: Duration) -> float:
     return value.seconds + value.nanos / 1e9
+
+
+async def until(condition, turns: int = 2000) -> None:
+    """Let other tasks run until that is so, for 10 s at least."""
+    for _ in range(turns):
+        if await condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to pass")
 
 
 def install_clock(tx, start_us: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.api.lease.v1 import lease_pb2_grpc
 from kvplane.kernel.errors import InvalidField, StaleEpoch, Unavailable
-from lease.harness import Plane, Replica, seconds, to_seconds
+from lease.harness import Plane, Replica, seconds, to_seconds, until
 
 LIMIT = 10.0
 
@@ -74,12 +74,6 @@ class Worker:
         async with asyncio.timeout(LIMIT):
             async for _ in self.answers:
                 pass
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -6,16 +6,7 @@ from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.db.database import Tx
 from kvplane.kernel.clock import FakeClock
 from kvplane.lease.sql import tables
-from lease.harness import Plane, Replica
-
-
-async def until(condition, turns: int = 2000) -> None:
-    """Let other tasks run until that is so."""
-    for _ in range(turns):
-        if await condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not come to pass")
+from lease.harness import Plane, Replica, until
 
 
 async def test_an_expired_lease_that_was_not_begun_is_held_again(plane: Plane, replica: Replica):

@@ -46,11 +46,15 @@ def micros_of(field: str, value: Duration) -> int:
     return value.seconds * 1_000_000 + value.nanos // 1000
 
 
-def worker(prefix: str, worker_id: str, epoch: int) -> tuple[str, int]:
+def epoch(field: str, value: int) -> int:
+    """Return a worker's epoch; they count from 1."""
+    between(field, value, 1, _MAX_INT64)
+    return value
+
+
+def worker(prefix: str, worker_id: str, number: int) -> tuple[str, int]:
     """Return a worker's id and epoch."""
-    identifier(f"{prefix}worker_id", worker_id)
-    between(f"{prefix}epoch", epoch, 1, _MAX_INT64)
-    return worker_id, epoch
+    return identifier(f"{prefix}worker_id", worker_id), epoch(f"{prefix}epoch", number)
 
 
 def holder(message: pb.Holder, *, compatibility: bool = False) -> Holder:

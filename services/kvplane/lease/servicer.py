@@ -9,7 +9,7 @@ from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.api.lease.v1 import lease_pb2_grpc
 from kvplane.kernel.context import caller
 from kvplane.kernel.errors import InvalidField, KvplaneError
-from kvplane.kernel.validate import plain
+from kvplane.kernel.validate import identifier, plain
 from kvplane.lease import codec, decode
 from kvplane.lease.domain import Lease, LeaseConfig, Ownership
 from kvplane.lease.service import LeaseService
@@ -165,7 +165,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self, request: pb.EndWorkerEpochRequest, context: Any = None
     ) -> pb.EndWorkerEpochResponse:
         """Void a worker's older epochs."""
-        worker_id, epoch = decode.worker("", request.worker_id, request.current_epoch)
+        worker_id = identifier("worker_id", request.worker_id)
+        epoch = decode.epoch("current_epoch", request.current_epoch)
         owned, held = await self._service.end_epoch(worker_id, epoch)
         return pb.EndWorkerEpochResponse(ownerships_lost=owned, leases_lost=held)
 

@@ -7,7 +7,7 @@ from sqlalchemy.exc import IntegrityError
 
 from kvplane.db.database import Database, Tx
 from kvplane.kernel.errors import KvplaneError, NotFound, Unavailable
-from kvplane.session import domain, sql_turns
+from kvplane.session import domain, sql_rows
 from kvplane.session.domain import (
     Begun,
     CompleteTurn,
@@ -17,6 +17,8 @@ from kvplane.session.domain import (
     SessionRef,
     SessionState,
 )
+from kvplane.session.sql_begin import begin_turns
+from kvplane.session.sql_complete import complete_turns
 from kvplane.session.store import FreeTask, NewTurn
 from kvplane.session.tables import (
     session_history,
@@ -45,7 +47,7 @@ class SqlSessionStore:
         config = self._config
 
         def operation(tx: Tx) -> list[Begun | KvplaneError]:
-            return sql_turns.begin_turns(tx, tenant_id, turns, config)
+            return begin_turns(tx, tenant_id, turns, config)
 
         try:
             return await self._database.run(operation)
@@ -59,9 +61,7 @@ class SqlSessionStore:
     ) -> list[Session | KvplaneError]:
         """See SessionStore."""
         config = self._config
-        return await self._database.run(
-            lambda tx: sql_turns.complete_turns(tx, tenant_id, reports, config)
-        )
+        return await self._database.run(lambda tx: complete_turns(tx, tenant_id, reports, config))
 
     async def create(
         self, tenant_id: str, name: str, model: str, session_id: str
@@ -77,7 +77,7 @@ class SqlSessionStore:
                 made = domain.new_session(
                     tenant_id, session_id, name, model, tx.now_us(), self._config
                 )
-                tx.connection.execute(sql_turns.insert_new(tx, sessions), session_values(made))
+                tx.connection.execute(sql_rows.insert_new(tx, sessions), session_values(made))
             return None
 
         answer = await self._database.run(operation)
@@ -94,7 +94,7 @@ class SqlSessionStore:
 
         def operation(tx: Tx) -> Session:
             session_id = _existing(tx, tenant_id, ref).session_id
-            locked = sql_turns.locked_sessions(tx, tenant_id, [session_id])
+            locked = sql_rows.locked_sessions(tx, tenant_id, [session_id])
             if session_id not in locked:  # forgotten meanwhile
                 raise NotFound("session", ref.session_id or ref.name)
             session = locked[session_id]
@@ -264,7 +264,7 @@ def _due(tx: Tx, condition: object, limit: int) -> list[Session]:
 
 
 def _save_ended(tx: Tx, ended: Sequence[Session]) -> None:
-    sql_turns.save_sessions(tx, ended)
+    sql_rows.save_sessions(tx, ended)
     for session in ended:
         tx.connection.execute(
             delete(session_history).where(

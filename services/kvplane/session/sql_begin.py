@@ -1,33 +1,31 @@
-"""Opening and closing turns, many in one go: the statements do not grow with the batch.
+"""Opening turns, many in one go: the number of statements does not grow with the batch.
 
-Each reads what it needs, locks the sessions in the order of their ids, lets the domain
-decide item by item in memory, and writes what changed.
+What is needed is read, the sessions are locked in the order of their ids, the domain
+decides item by item in memory, and what changed is written.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
-from sqlalchemy import BindParameter, Insert, Table, bindparam, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import bindparam, func, insert, select
 
 from kvplane.db.database import Tx
-from kvplane.kernel.errors import InvalidField, KvplaneError, NotFound, Unavailable
+from kvplane.kernel.errors import InvalidField, KvplaneError, Unavailable
 from kvplane.session import domain
-from kvplane.session.domain import (
-    Begun,
-    Candidate,
-    CompleteTurn,
-    Session,
-    SessionConfig,
-    SessionState,
-    Turn,
-    TurnOutcome,
+from kvplane.session.domain import Begun, Candidate, Session, SessionConfig, SessionState, Turn
+from kvplane.session.sql_rows import (
+    IN_TENANT,
+    IS_ACTIVE,
+    IS_OPEN,
+    insert_new,
+    locked_sessions,
+    padded,
+    read_sessions,
+    save_sessions,
 )
 from kvplane.session.store import NewTurn
 from kvplane.session.tables import (
     session_history,
-    session_of,
     session_values,
     sessions,
     turn_of,
@@ -38,35 +36,23 @@ from kvplane.session.tables import (
 # Losing the race for a name, or for a session that just ended, this often in a row.
 _FIND_TRIES = 4
 
-_IN_TENANT: BindParameter[str] = bindparam("tenant")
-
 _turns_by_request = select(turns).where(
-    turns.c.tenant_id == _IN_TENANT, turns.c.request_id.in_(bindparam("ids", expanding=True))
-)
-_turns_by_number = select(turns).where(
-    turns.c.tenant_id == _IN_TENANT,
-    turns.c.session_id.in_(bindparam("ids", expanding=True)),
-    turns.c.turn.in_(bindparam("numbers", expanding=True)),
+    turns.c.tenant_id == IN_TENANT, turns.c.request_id.in_(bindparam("ids", expanding=True))
 )
 _open_turns = (
     select(turns.c.session_id, func.count())
     .where(
-        turns.c.tenant_id == _IN_TENANT,
+        turns.c.tenant_id == IN_TENANT,
         turns.c.session_id.in_(bindparam("ids", expanding=True)),
-        turns.c.outcome == 0,
+        IS_OPEN,
         turns.c.open_us > bindparam("since"),
     )
     .group_by(turns.c.session_id)
 )
-_sessions_by_id = select(sessions).where(
-    sessions.c.tenant_id == _IN_TENANT,
-    sessions.c.session_id.in_(bindparam("ids", expanding=True)),
-)
-_locked_sessions = _sessions_by_id.order_by(sessions.c.session_id).with_for_update()
 _active_names = select(sessions.c.name, sessions.c.session_id).where(
-    sessions.c.tenant_id == _IN_TENANT,
+    sessions.c.tenant_id == IN_TENANT,
     sessions.c.name.in_(bindparam("names", expanding=True)),
-    sessions.c.state == 1,
+    IS_ACTIVE,
 )
 _candidates = (
     select(
@@ -83,88 +69,13 @@ _candidates = (
         & (sessions.c.session_id == session_history.c.session_id),
     )
     .where(
-        session_history.c.tenant_id == _IN_TENANT,
+        session_history.c.tenant_id == IN_TENANT,
         session_history.c.model.in_(bindparam("models", expanding=True)),
         session_history.c.digest.in_(bindparam("digests", expanding=True)),
-        sessions.c.state == 1,
+        IS_ACTIVE,
     )
 )
 _insert_turns = insert(turns)
-_insert_history = insert(session_history)
-_delete_history = delete(session_history).where(
-    session_history.c.tenant_id == bindparam("b_tenant"),
-    session_history.c.model == bindparam("b_model"),
-    session_history.c.digest == bindparam("b_digest"),
-    session_history.c.session_id == bindparam("b_session"),
-)
-_prune_history = delete(session_history).where(
-    session_history.c.tenant_id == bindparam("b_tenant"),
-    session_history.c.session_id == bindparam("b_session"),
-    session_history.c.number <= bindparam("b_number"),
-)
-
-
-def insert_new(tx: Tx, table: Table) -> Insert:
-    """Return an INSERT that leaves rows alone which exist already."""
-    if tx.is_postgres:
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
-
-
-def _update_of(table: Table, key: Sequence[str], fixed: Collection[str]) -> tuple[Any, list[str]]:
-    """Return an UPDATE of one row by `key`, without what never changes, and its parameters."""
-    names = [c.name for c in table.columns if c.name not in key and c.name not in fixed]
-    columns: dict[str, Any] = {name: bindparam(f"v_{name}") for name in names}
-    where = [table.c[name] == bindparam(f"v_{name}") for name in key]
-    return update(table).where(*where).values(columns), [*key, *names]
-
-
-_update_sessions, _session_columns = _update_of(
-    sessions, ("tenant_id", "session_id"), {"name", "create_us"}
-)
-_update_turns, _turn_columns = _update_of(
-    turns,
-    ("tenant_id", "session_id", "turn"),
-    {
-        "request_id",
-        "key_digest",
-        "model",
-        "open_us",
-        "previous_completed",
-        "open_turns",
-        "before_prefill_worker_id",
-        "before_decode_worker_id",
-        "before_tokens_reused",
-        "before_tokens_recomputed",
-    },
-)
-
-
-def _chosen(values: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    return {f"v_{name}": values[name] for name in names}
-
-
-def padded(values: Iterable[Any]) -> list[Any]:
-    """Fill up an IN list to a power of two, so that few statements need preparing."""
-    result = list(values)
-    size = 1
-    while size < len(result):
-        size *= 2
-    return result + result[:1] * (size - len(result))
-
-
-def locked_sessions(tx: Tx, tenant_id: str, ids: Collection[str]) -> dict[str, Session]:
-    """Lock the sessions that exist, in the order of their ids."""
-    if not ids:
-        return {}
-    rows = tx.connection.execute(_locked_sessions, {"tenant": tenant_id, "ids": padded(ids)})
-    return {row.session_id: session_of(row) for row in rows}
-
-
-def save_sessions(tx: Tx, changed: Iterable[Session]) -> None:
-    """Write sessions that exist."""
-    if values := [_chosen(session_values(session), _session_columns) for session in changed]:
-        tx.connection.execute(_update_sessions, values)
 
 
 def begin_turns(
@@ -205,7 +116,7 @@ def begin_turns(
             tx.connection.execute(_insert_turns, [turn_values(tenant_id, turn) for turn in opened])
             save_sessions(tx, [locked[session_id] for session_id in sorted(changed)])
     old = {t.session_id for request_id, t in known.items() if request_id not in fresh}
-    before = _read_sessions(tx, tenant_id, old)
+    before = read_sessions(tx, tenant_id, old)
     return [_answer(wish, known, fresh, before, config) for wish in wishes]
 
 
@@ -231,13 +142,6 @@ def _known_turns(tx: Tx, tenant_id: str, request_ids: Collection[str]) -> dict[s
     return {
         row.request_id: turn_of(row) for row in tx.connection.execute(_turns_by_request, parameters)
     }
-
-
-def _read_sessions(tx: Tx, tenant_id: str, ids: Collection[str]) -> dict[str, Session]:
-    if not ids:
-        return {}
-    rows = tx.connection.execute(_sessions_by_id, {"tenant": tenant_id, "ids": padded(ids)})
-    return {row.session_id: session_of(row) for row in rows}
 
 
 def _count_open(
@@ -339,76 +243,3 @@ def _read_candidates(
         candidate = Candidate(row.session_id, row.turns, row.turn, row.recorded_us)
         known[row.model][row.digest].append(candidate)
     return known
-
-
-def complete_turns(
-    tx: Tx, tenant_id: str, reports: Sequence[CompleteTurn], config: SessionConfig
-) -> list[Session | KvplaneError]:
-    """Do SessionStore.complete_turns."""
-    locked = locked_sessions(tx, tenant_id, {report.session_id for report in reports})
-    open_turns: dict[tuple[str, int], Turn] = {}
-    if locked:
-        numbers = {report.turn for report in reports}
-        parameters = {"tenant": tenant_id, "ids": padded(locked), "numbers": padded(numbers)}
-        rows = tx.connection.execute(_turns_by_number, parameters)
-        open_turns = {(row.session_id, row.turn): turn_of(row) for row in rows}
-    now_us = tx.now_us()
-    closed: dict[tuple[str, int], Turn] = {}
-    changed: set[str] = set()
-    histories: dict[tuple[str, str, bytes], dict[str, Any]] = {}
-    answers: list[Session | KvplaneError] = []
-    for report in reports:
-        session = locked.get(report.session_id)
-        key = (report.session_id, report.turn)
-        turn = open_turns.get(key)
-        if session is None:
-            answers.append(NotFound("session", report.session_id))
-            continue
-        if turn is None:
-            answers.append(NotFound("turn", f"{report.session_id}/{report.turn}"))
-            continue
-        if turn.outcome is TurnOutcome.OPEN:
-            after, turn = domain.complete_turn(session, turn, report, now_us, config)
-            if domain.records_history(session, report):
-                histories[(session.session_id, turn.model, report.history_digest)] = {
-                    "tenant_id": tenant_id,
-                    "model": turn.model,
-                    "digest": report.history_digest,
-                    "session_id": session.session_id,
-                    "turn": turn.turn,
-                    "number": after.histories,
-                    "recorded_us": now_us,
-                }
-            locked[session.session_id] = session = after
-            open_turns[key] = closed[key] = turn
-            changed.add(session.session_id)
-        answers.append(session)
-    if closed:
-        values = [_chosen(turn_values(tenant_id, turn), _turn_columns) for turn in closed.values()]
-        tx.connection.execute(_update_turns, values)
-        save_sessions(tx, [locked[session_id] for session_id in sorted(changed)])
-    if histories:
-        _record(tx, list(histories.values()), config)
-    return answers
-
-
-def _record(tx: Tx, rows: list[dict[str, Any]], config: SessionConfig) -> None:
-    keys = [
-        {
-            "b_tenant": row["tenant_id"],
-            "b_model": row["model"],
-            "b_digest": row["digest"],
-            "b_session": row["session_id"],
-        }
-        for row in rows
-    ]
-    tx.connection.execute(_delete_history, keys)
-    tx.connection.execute(_insert_history, rows)
-    newest: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        newest[row["session_id"]] = {
-            "b_tenant": row["tenant_id"],
-            "b_session": row["session_id"],
-            "b_number": row["number"] - config.histories_kept,
-        }
-    tx.connection.execute(_prune_history, list(newest.values()))

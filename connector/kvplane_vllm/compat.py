@@ -25,10 +25,12 @@ def take_back(request: Any, manager: Any) -> list[Any]:
     """Make the scheduler compute a request that it parked for a read.
 
     Returns its blocks, not freed: the caller frees them when nothing writes into them
-    any more (`free_blocks`).
+    any more (`free_blocks`). None for a request that is not parked.
     """
     from vllm.v1.request import RequestStatus  # noqa: PLC0415
 
+    if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return []
     blocks = list(manager.pop_blocks_for_free(request))
     request.num_computed_tokens = 0
     request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING

@@ -52,7 +52,7 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
 
     def _start(self, vllm_config: Any, kv_cache_config: Any, config: PluginConfig) -> None:
         nixl = self.connector_scheduler
-        layout = self.get_required_kvcache_layout(vllm_config) or ""
+        layout = self.get_required_kvcache_layout(vllm_config) or "default"
         identity = identity_of(vllm_config, nixl, config, _vllm_version, layout)
         self._agent = WorkerAgent(identity, config.agent())
         self._leases = LeaseScheduler(
@@ -65,6 +65,11 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
             ),
         )
         self._agent.start()
+        # The agent says what it does where vLLM says what it does.
+        ours, theirs = logging.getLogger("kvplane"), logging.getLogger("vllm")
+        if not ours.handlers:
+            ours.handlers, ours.propagate = theirs.handlers, theirs.propagate
+            ours.setLevel(theirs.level)
 
     def _guarded(self, hook: Callable[..., Any], *args: Any, request: Any = None) -> Any:
         try:
@@ -126,7 +131,8 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """See vLLM."""
         assert self._leases is not None
-        self._guarded(self._leases.before_meta)
+        for act in self._leases.before_meta():
+            self._guarded(act)
         return super().build_connector_meta(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -206,24 +206,25 @@ class LeaseScheduler:
         turn.stage = Stage.POSTING
         self._posting[request.request_id] = turn
 
-    def before_meta(self) -> None:
-        """Right before this step's reads, notifications and deadlines go out."""
-        if self._posting:
-            for request_id, turn in list(self._posting.items()):
-                self._post(request_id, turn)
-            self._posting.clear()
-        if self._nixl._reqs_need_recv:
-            # Nothing is ever sent without a lease.
-            for request_id in list(self._nixl._reqs_need_recv):
-                turn_ = self._turns.get(request_id)
-                if turn_ is None or turn_.stage is not Stage.READING:
-                    log.error("kvplane: a read of %s has no lease, dropped", request_id)
-                    del self._nixl._reqs_need_recv[request_id]
-        if self._reading:
-            self._watch()
-        for order in self._agent.take_orders():
-            self._obey(order)
-        self._tell_load()
+    def before_meta(self) -> list[Callable[[], None]]:
+        """Return what to do right before this step's reads and deadlines go out.
+
+        One after the other, each whether or not those before it failed.
+        """
+        return [self._start_reads, self._drop_unleased, self._watch, self._obey, self._tell_load]
+
+    def _start_reads(self) -> None:
+        while self._posting:
+            self._post(*self._posting.popitem())
+
+    def _drop_unleased(self) -> None:
+        """Nothing is ever sent without a lease."""
+        queue = self._nixl._reqs_need_recv
+        for request_id, entry in list(queue.items()):
+            if request_id not in self._reading:
+                log.error("kvplane: a read of %s has no lease, dropped", request_id)
+                del queue[request_id]
+                self._take_back(entry[0])
 
     def _post(self, request_id: str, turn: Turn) -> None:
         queued = request_id in self._nixl._reqs_need_recv
@@ -235,7 +236,7 @@ class LeaseScheduler:
         self._compute(turn)
         if turn.external:
             log.warning("kvplane: %s is computed: its lease ended too soon", request_id)
-            self._take_back(turn)
+            self._take_back(turn.request)
         self._agent.abandon(request_id)
 
     def _watch(self) -> None:
@@ -248,8 +249,8 @@ class LeaseScheduler:
                 self._end_read(request_id, turn, failed=True)
                 self._quarantine[request_id] = compat.take_back(turn.request, self.manager)
 
-    def _take_back(self, turn: Turn) -> None:
-        compat.free_blocks(compat.take_back(turn.request, self.manager), self.manager)
+    def _take_back(self, request: Any) -> None:
+        compat.free_blocks(compat.take_back(request, self.manager), self.manager)
 
     def _end_read(self, request_id: str, turn: Turn, *, failed: bool) -> None:
         self._reading.pop(request_id, None)
@@ -275,7 +276,7 @@ class LeaseScheduler:
             if not usable and not failed and not compat.is_finished(turn.request):
                 log.warning("kvplane: %s is computed: its lease ended during the read", request_id)
                 output.finished_recving.discard(request_id)
-                self._take_back(turn)
+                self._take_back(turn.request)
         freed = [ident for ident in output.finished_sending or () if self._held.pop(ident, None)]
         if freed:
             self._agent.report_freed(freed)
@@ -336,7 +337,11 @@ class LeaseScheduler:
 
     # -- orders and load ----------------------------------------------------------
 
-    def _obey(self, order: HoldLonger | FreeNow) -> None:
+    def _obey(self) -> None:
+        for order in self._agent.take_orders():
+            self._carry_out(order)
+
+    def _carry_out(self, order: HoldLonger | FreeNow) -> None:
         """Move a hold's end, of a request that is surely pinned, through NIXL's half."""
         until = self._held.get(order.request_id)
         now = self._now()

@@ -211,7 +211,8 @@ class Engine:
 
     def step(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Return the reads and the deadlines that go to the worker half."""
-        self.leases.before_meta()
+        for act in self.leases.before_meta():
+            act()
         return self.nixl.metadata()
 
     def finish(

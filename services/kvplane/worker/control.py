@@ -70,8 +70,10 @@ class Control:
             except KvplaneError as error:
                 if error.reason in ("NOT_FOUND", "STALE_EPOCH"):
                     self.register_again()
-                if not silent:
+                if not silent and error.reason == "UNAVAILABLE":
                     log.warning("kvplane: the worker registry does not answer: %s", error)
+                elif not silent:
+                    log.error("kvplane: the worker registry refuses us: %s", error)
                 silent = True
                 pause, backoff = backoff, min(backoff * 2, _MAX_BACKOFF)
             await self._clock.sleep(pause)

@@ -28,9 +28,9 @@ class WorkerIdentity:
     model: str
     block_size: int  # tokens
     revision: str = ""
-    kv_layout: str = ""
-    kv_dtype: str = ""
-    engine_version: str = ""
+    kv_layout: str = "default"
+    kv_dtype: str = "auto"
+    engine_version: str = "unknown"
     served_models: tuple[str, ...] = ()  # empty: the model's own name
     data_parallel_rank: int | None = None
     bidirectional: bool = True

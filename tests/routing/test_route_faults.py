@@ -16,6 +16,7 @@ from kvplane.kernel.errors import (
     Unavailable,
 )
 from kvplane.routing.domain import RoutingConfig
+from prometheus_client import REGISTRY
 from routing.fakes import PREFILL
 from routing.harness import RECOMPUTE, REUSE, One, Plane, pair, reason, tag
 
@@ -205,6 +206,42 @@ async def test_while_the_database_is_away_turns_go_where_they_last_could(fake: O
             await fresh.route("r3")
     fake.sessions.error = None
     assert (await fake.route("r4")).decision == REUSE
+
+
+async def test_only_the_first_turn_waits_for_a_database_that_hangs(sqlite: Plane, monkeypatch):
+    one = One(sqlite, sqlite.replica(RoutingConfig(store_bound_s=1.0)))
+    await pair(one)
+    await one.route("r1")
+    store = one.part.routing_servicer._router._snapshots._store
+    healthy, resume = store.live, asyncio.Event()
+
+    async def hang():
+        await resume.wait()
+        return await healthy()
+
+    monkeypatch.setattr(store, "live", hang)
+    sqlite.clock.advance(1.0)
+    assert (await one.route("r2")).decode.worker_id == "d"
+    async with within(3.0):
+        for i in range(5):
+            assert (await one.route(f"hung{i}")).decode.worker_id == "d"
+    assert await sqlite.execute("SELECT request_id FROM routes") == [("r1",)]
+    resume.set()
+    sqlite.clock.advance(1.0)
+    assert (await one.route("r3")).decode.worker_id == "d"
+    assert ("r3",) in await sqlite.execute("SELECT request_id FROM routes")
+
+
+async def test_why_turns_reuse_or_recompute_is_counted(fake: One):
+    def count(reason: str) -> float:
+        return REGISTRY.get_sample_value("kvplane_routing_decisions_total", {"reason": reason})
+
+    before = count("first_turn"), count("owner_holds")
+    await pair(fake)
+    await fake.turn("r1")
+    for _ in range(2):
+        await fake.route("r2")
+    assert (count("first_turn"), count("owner_holds")) == (before[0] + 1, before[1] + 1)
 
 
 async def test_a_lost_worker_is_seen_by_the_next_route(fake: One):

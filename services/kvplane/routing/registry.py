@@ -9,6 +9,7 @@ import structlog
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError
 from kvplane.routing.domain import Profile, RoutingConfig, Worker
+from kvplane.routing.metrics import WORKERS_LOST
 from kvplane.routing.peers import LeasePeer
 from kvplane.routing.store import Beat, BeatAnswer, RouteStore, Seen, WorkerFilter, WorkerStore
 
@@ -91,6 +92,7 @@ class Registry:
             self._grace_until = self._clock.monotonic() + self._config.worker_timeout_s
             raise
         if found.lost:
+            WORKERS_LOST.inc(len(found.lost))
             _log.warning("workers lost", worker_ids=found.lost)
             self._changed()
         for worker_id, current_epoch in found.pending:

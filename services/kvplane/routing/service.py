@@ -14,6 +14,7 @@ from kvplane.kernel.ids import Ids, derived
 from kvplane.routing.answers import make_answer, replay
 from kvplane.routing.domain import RoutingConfig, State, Worker
 from kvplane.routing.inflight import InFlight, TurnKey
+from kvplane.routing.metrics import DECIDED
 from kvplane.routing.peers import Granted, LeasePeer, SessionPeer
 from kvplane.routing.policy import Choice, Pool, Reason, Turn, choose, obstacle, owner_obstacle
 from kvplane.routing.snapshot import Snapshots
@@ -60,6 +61,18 @@ class Router:
         repeated = self._repeated(key)
         if repeated is not None:
             return repeated
+        answer = await self._decide(tenant_id, key, request)
+        DECIDED[Reason(answer.reason)].inc()
+        return answer
+
+    async def complete(self, tenant_id: str, turn: session_pb2.CompleteTurnRequest) -> None:
+        """Stop counting a turn and close it. Raises what CompleteTurn raises."""
+        self._in_flight.remove((tenant_id, turn.session_id, turn.turn))
+        await self._sessions.complete_turn(turn)
+
+    async def _decide(
+        self, tenant_id: str, key: RouteKey, request: routing_pb2.RouteRequest
+    ) -> routing_pb2.RouteResponse:
         await self._snapshots.fresh()
         self._pool(request)  # nobody there: say so before a turn is opened
         turn = await self._sessions.begin_turn(
@@ -82,17 +95,15 @@ class Router:
         if granted is not None and (kept is None or kept.lease.lease_id != granted.lease.lease_id):
             self._leases.give_back(granted.lease)
         if kept is not None:
+            if kept is not answer:  # that is where the turn went
+                went_to = (kept.decode.worker_id, kept.prefill.worker_id)
+                self._in_flight.add(flight, filter(None, went_to), self._snapshots.now_us())
             return kept
         if granted is None:
             return answer
         # Nobody would hear of this lease again if the answer got lost.
         reason = Reason.LEASE_SERVICE_UNAVAILABLE
         return make_answer(tenant_id, choice, turn, reason, None)
-
-    async def complete(self, tenant_id: str, turn: session_pb2.CompleteTurnRequest) -> None:
-        """Stop counting a turn and close it. Raises what CompleteTurn raises."""
-        self._in_flight.remove((tenant_id, turn.session_id, turn.turn))
-        await self._sessions.complete_turn(turn)
 
     def _refresh(self, workers: Collection[Worker]) -> None:
         self._in_flight.refresh(workers)

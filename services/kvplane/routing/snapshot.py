@@ -12,6 +12,7 @@ from kvplane.routing.policy import Pool, make_pool
 from kvplane.routing.store import WorkerStore
 
 _log = structlog.get_logger(__name__)
+_SHORTLY_S = 0.05
 
 
 class Snapshots:
@@ -53,10 +54,11 @@ class Snapshots:
             return
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_heard)
         try:
-            async with asyncio.timeout(self._bound_s):
+            # Once it is known to be away, nobody waits for it at length.
+            async with asyncio.timeout(self._bound_s if self.reachable else _SHORTLY_S):
                 await asyncio.shield(self._reading)
-            self.reachable = True
         except (TimeoutError, KvplaneError) as error:
             if self.reachable:
                 _log.warning("cannot read the workers", error=str(error))
@@ -88,6 +90,7 @@ class Snapshots:
                 live = await self._store.live()
                 if changes == self._changes:
                     break
+            self.reachable = True
             self._workers = {w.worker_id: w for w in live.workers}
             self._pools = {}
             self._now_us, self._read_at = live.now_us, began
@@ -95,3 +98,9 @@ class Snapshots:
             self._listener(live.workers)
         finally:
             self._reading = None
+
+
+def _heard(reading: "asyncio.Task[None]") -> None:
+    """Take note of a failure that nobody has waited for."""
+    if not reading.cancelled():
+        reading.exception()

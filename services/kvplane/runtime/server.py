@@ -19,11 +19,13 @@ OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # By default C core closes the connection of a client that pings more often than
     # every 300 s (ENHANCE_YOUR_CALM). Clients may ping every 5 s, with calls or without.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Our own pings: a dead client is noticed, and its streams ended, within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # The one that counts: without it, a ping may stay unanswered for a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Two servers on one port would share its calls silently.
     ("grpc.so_reuseport", 0),

@@ -6,6 +6,11 @@ async with KvplaneClient("127.0.0.1:7700") as kvplane:
 
 from typing import Self
 
+from kvplane.api.lease.v1 import lease_pb2 as lease
+from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.api.session.v1 import session_pb2 as session
+from kvplane.api.tenant.v1 import tenant_pb2 as tenant
+from kvplane.client import kv_params
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.client.channels import Channels
 from kvplane.client.connect import (
@@ -27,9 +32,14 @@ __all__ = [
     "TenantApi",
     "WorkerApi",
     "close_channels",
+    "kv_params",
+    "lease",
     "lease_api",
+    "routing",
     "routing_api",
+    "session",
     "session_api",
+    "tenant",
     "tenant_api",
     "worker_api",
 ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -40,23 +41,27 @@ class Edit:
         if turn.asks_token_ids:
             top |= _TOKEN_IDS
         self._top = frozenset(top)
-        self._quoted = [b'"%b"' % name for name in top]
+        self._any = re.compile(b'"(?:%b)"' % b"|".join(sorted(top)))
         self._choices = _TOKEN_IDS if turn.asks_token_ids else frozenset()
 
     def json(self, data: bytes) -> bytes:
         """Return an answer as the client gets it."""
-        if not any(name in data for name in self._quoted):
+        if self._any.search(data) is None:
             return data
         return without(data, self._top, self._choices)
 
     def event(self, event: bytes, data: bytes, chunk: Any) -> bytes:
         """Return an event as the client gets it; empty for one that only we asked for."""
-        if self._usage and isinstance(chunk, Mapping):
-            choices = chunk.get("choices")
-            if choices == [] and chunk.get("usage") is not None and "error" not in chunk:
-                return b""
+        if self._usage and _only_usage(chunk):
+            return b""
         edited = self.json(data)
         return event if edited is data else with_data(event, edited)
+
+
+def _only_usage(chunk: Any) -> bool:
+    if not isinstance(chunk, dict) or chunk.get("choices") != []:
+        return False
+    return chunk.get("usage") is not None and "error" not in chunk
 
 
 async def forward(

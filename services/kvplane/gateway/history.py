@@ -11,7 +11,7 @@ the spelling of the JSON. Reasoning is left out, since clients do not send it ba
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ def of_messages(model: str, messages: Sequence[Any]) -> History:
     candidates: list[bytes] = []
     for message in messages:
         digest = after_message(digest, message)
-        if isinstance(message, Mapping) and message.get("role") == "assistant":
+        if isinstance(message, dict) and message.get("role") == "assistant":
             candidates.append(digest)
     candidates.reverse()
     return History(candidates[:MAX_CANDIDATES], digest)
@@ -87,33 +87,30 @@ def _of_links(kind: bytes, model: str, links: list[bytes]) -> History:
 
 
 def _seed(kind: bytes, model: str) -> bytes:
-    return _link(kind, model.encode("utf-8", "surrogatepass"))
+    return _link(kind.ljust(DIGEST_SIZE), model.encode("utf-8", "surrogatepass"))
 
 
 def _link(previous: bytes, raw: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
-    for part in (previous, raw):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+    # `previous` has always the same length, so nothing can be moved between the two.
+    return hashlib.blake2b(previous + raw, digest_size=DIGEST_SIZE).digest()
 
 
 def _canonical(message: Any) -> Any:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return message
-    calls = message.get("tool_calls")
-    items: list[Any] = [message.get("role"), _content(message.get("content"))]
-    items.append([_call(call) for call in calls] if isinstance(calls, list) else [])
-    call = message.get("function_call")
-    items.append(_function(call) if call else None)
-    items.append(message.get("name") or None)
-    return items
+    content, calls = message.get("content"), message.get("tool_calls")
+    function = message.get("function_call")
+    return [
+        message.get("role"),
+        content.strip() if isinstance(content, str) else _content(content),
+        [_call(call) for call in calls] if isinstance(calls, list) else [],
+        _function(function) if function else None,
+        message.get("name") or None,
+    ]
 
 
 def _content(content: Any) -> Any:
     """Return a text, or the list of parts when some are not text."""
-    if isinstance(content, str):
-        return content.strip()
     if not isinstance(content, list):
         return content if content is not None else ""
     parts: list[Any] = []
@@ -121,7 +118,7 @@ def _content(content: Any) -> Any:
     for part in content:
         if isinstance(part, str):
             text += part
-        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
             text += part["text"]
         else:
             parts += [text.strip(), part]
@@ -130,11 +127,11 @@ def _content(content: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    return _function(call.get("function")) if isinstance(call, Mapping) else call
+    return _function(call.get("function")) if isinstance(call, dict) else call
 
 
 def _function(function: Any) -> Any:
-    if not isinstance(function, Mapping):
+    if not isinstance(function, dict):
         return function
     return [function.get("name"), _arguments(function.get("arguments"))]
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import orjson
 
-_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],]', re.DOTALL)
+# A list of nothing but numbers is one token: block ids are many.
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[-+.0-9eE,\s]*+\]|[{}\[\],]', re.DOTALL)
 _QUOTE, _COMMA = b'",'
 _OPEN_OBJECT, _OPEN_LIST = b"{["
 
@@ -49,8 +50,6 @@ def without(
     `top` names members of the object itself, `in_choices` members of the objects in its
     list ``choices``. What else is there stays as it is, byte by byte.
     """
-    if not any(b'"%b"' % name in data for name in (*top, *in_choices)):
-        return data
     stack: list[_Object | _List] = []
     cuts: list[tuple[int, int]] = []
     for token in _TOKEN.finditer(data):
@@ -68,6 +67,8 @@ def without(
             ours = isinstance(frame, _List) and frame.ours
             stack.append(_Object(top if frame is None else in_choices if ours else ()))
         elif kind == _OPEN_LIST:
+            if token.end() > start + 1:
+                continue
             at_top = len(stack) == 1 and isinstance(frame, _Object)
             stack.append(_List(at_top and frame.key == b"choices"))  # type: ignore[union-attr]
         elif stack:  # a closing bracket

@@ -16,7 +16,7 @@ from kvplane.gateway.plan import Plan
 from kvplane.gateway.reply import Reply, Usage
 from kvplane.gateway.request import ClientRequest
 from kvplane.gateway.stream import EventSplitter, event_data
-from kvplane.gateway.upstream import Sent, Upstream
+from kvplane.gateway.upstream import Exchange, Sent, Upstream
 from kvplane.gateway.workers import Guard, Interrupted, WorkerWatch
 from kvplane.kernel.errors import InvalidField
 
@@ -54,7 +54,7 @@ class Answer:
     """A decode's answer, from its first bytes on."""
 
     response: aiohttp.ClientResponse
-    connection: contextlib.AsyncExitStack
+    connection: Exchange
     content_type: str
     # Of a stream: the events that have come. None: not a stream.
     events: list[bytes] | None = None
@@ -64,7 +64,7 @@ class Answer:
 
     async def close(self) -> None:
         """End the request; the engine aborts what it has not answered yet."""
-        await self.connection.aclose()
+        await self.connection.__aexit__()
 
 
 class Legs:
@@ -131,35 +131,33 @@ class Legs:
         """
         config = self._config
         limit = config.first_byte_timeout_s if request.stream else config.answer_timeout_s
-        stack = contextlib.AsyncExitStack()
+        exchange = self._upstream.post(
+            target, request.path, body, request_id=request_id, trace=trace, sent=sent
+        )
         try:
             async with self._watch.guard(limit, target) as guard:
                 if started is not None:
                     started.guard(guard)
-                response = await stack.enter_async_context(
-                    self._upstream.post(
-                        target, request.path, body, request_id=request_id, trace=trace, sent=sent
-                    )
-                )
-                return await self._first_bytes(target, response, stack)
+                response = await exchange.__aenter__()
+                return await self._first_bytes(target, response, exchange)
         except (aiohttp.ClientError, OSError, TimeoutError, Interrupted) as error:
-            await stack.aclose()
+            await exchange.__aexit__()
             raise _failed(target, error, sent) from error
         except BaseException:
-            await stack.aclose()
+            await exchange.__aexit__()
             raise
 
     async def _first_bytes(
         self,
         target: routing.Target,
         response: aiohttp.ClientResponse,
-        stack: contextlib.AsyncExitStack,
+        exchange: Exchange,
     ) -> Answer:
         content_type = response.headers.get("Content-Type", "application/json")
         if response.status != 200 or not content_type.startswith(_EVENTS):
             raw = await response.read()
             _check(target, response, raw)
-            return Answer(response, stack, content_type, body=raw)
+            return Answer(response, exchange, content_type, body=raw)
         splitter = EventSplitter(self._config.max_event_bytes)
         while True:
             chunk = await response.content.readany()
@@ -171,7 +169,7 @@ class Legs:
                 raise LegFailed("broken", target.worker_id, error.message) from error
             if events:
                 _refuse_error(target, events[0])
-                return Answer(response, stack, content_type, events=events, splitter=splitter)
+                return Answer(response, exchange, content_type, events=events, splitter=splitter)
 
     def _prefilled(self, plan: Plan | None, target: routing.Target, answer: Any) -> Prefilled:
         reply = Reply()

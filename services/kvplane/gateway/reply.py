@@ -17,10 +17,10 @@ class Usage:
     def of(cls, answer: Mapping[str, Any]) -> "Usage | None":
         """Read `usage` of an answer or a chunk."""
         usage = answer.get("usage")
-        if not isinstance(usage, Mapping):
+        if not isinstance(usage, dict):
             return None
         details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, Mapping) else 0
+        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
         return cls(
             _count(usage.get("prompt_tokens")),
             _count(usage.get("completion_tokens")),
@@ -72,55 +72,61 @@ class Reply:
 
     def add(self, answer: Any) -> None:
         """Take in a chunk of a stream, or a whole answer. Never raises."""
-        if not isinstance(answer, Mapping):
+        if not isinstance(answer, dict):
             return
+        choices = answer.get("choices")
+        if isinstance(choices, list):
+            for choice in choices:
+                if isinstance(choice, dict) and not choice.get("index"):
+                    self._choice(choice)
+        if "usage" in answer:
+            self.usage = Usage.of(answer) or self.usage
         if answer.get("error"):
             error = answer["error"]
-            self.error = error if isinstance(error, Mapping) else {"message": str(error)}
-        self.usage = Usage.of(answer) or self.usage
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
         params = answer.get("kv_transfer_params")
-        if isinstance(params, Mapping):
+        if isinstance(params, dict):
             self.kv_transfer_params = params
-        self._prompt(answer)
-        choices = answer.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, Mapping) and (choice.get("index") or 0) == 0:
-                self._choice(choice)
+        if "prompt_token_ids" in answer:
+            self._prompt(answer)
 
     def _prompt(self, holder: Mapping[str, Any]) -> None:
         ids = holder.get("prompt_token_ids")
         if isinstance(ids, list):
             self.prompt_token_ids = ids
 
-    def _choice(self, choice: Mapping[str, Any]) -> None:
-        self._prompt(choice)
+    def _choice(self, choice: dict[str, Any]) -> None:
+        reason = choice.get("finish_reason")
+        if reason is not None and isinstance(reason, str):
+            self.finish_reason = reason
+        said = choice.get("delta") or choice.get("message")
+        if isinstance(said, dict):
+            content = said.get("content")
+            if isinstance(content, str):
+                self._texts.append(content)
+            if said.get("tool_calls"):
+                self._tool_calls(said["tool_calls"])
+            if isinstance(said.get("function_call"), dict):
+                self._function = self._function or _Call()
+                _extend(self._function, said["function_call"])
+        if isinstance(choice.get("text"), str):
+            self._texts.append(choice["text"])
+        if "prompt_token_ids" in choice:
+            self._prompt(choice)
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self.token_ids += ids
-        if isinstance(choice.get("finish_reason"), str):
-            self.finish_reason = choice["finish_reason"]
-        text = choice.get("text")
-        if isinstance(text, str):
-            self._texts.append(text)
-        said = choice.get("delta") or choice.get("message")
-        if not isinstance(said, Mapping):
-            return
-        content = said.get("content")
-        if isinstance(content, str):
-            self._texts.append(content)
-        calls = said.get("tool_calls")
+
+    def _tool_calls(self, calls: Any) -> None:
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
-            if isinstance(call, Mapping):
+            if isinstance(call, dict):
                 index = call.get("index")
                 place = index if isinstance(index, int) else number
                 _extend(self._calls.setdefault(place, _Call()), call.get("function"))
-        if isinstance(said.get("function_call"), Mapping):
-            self._function = self._function or _Call()
-            _extend(self._function, said["function_call"])
 
 
 def _extend(call: _Call, function: Any) -> None:
-    if not isinstance(function, Mapping):
+    if not isinstance(function, dict):
         return
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(name, str) and not call.name:

@@ -42,14 +42,21 @@ class EventSplitter:
                 events.append(b"\n")
                 chunk = chunk[1:]
         data = self._rest + chunk if self._rest else chunk
+        if b"\r" not in data:  # as all engines write: half the time of what follows
+            *whole, self._rest = data.split(b"\n\n")
+            events += [event + b"\n\n" for event in whole]
+            return self._checked(events)
         start, search = 0, max(0, self._searched - 3)
         while (found := _EVENT_END.search(data, search)) is not None:
             search = found.end()
             events.append(data[start:search])
             start = search
         self._rest = data[start:]
-        self._searched = len(self._rest)
         self._after_cr = not self._rest and bool(events) and events[-1].endswith(b"\r")
+        return self._checked(events)
+
+    def _checked(self, events: list[bytes]) -> list[bytes]:
+        self._searched = len(self._rest)
         if self._searched > self._limit:
             raise InvalidField("event", f"is longer than {self._limit} bytes")
         return events

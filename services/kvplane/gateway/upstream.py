@@ -1,7 +1,6 @@
 """HTTP to the engines."""
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,28 @@ class Sent:
     """Whether a request may have reached the engine."""
 
     sent: bool = False
+
+
+class Exchange:
+    """A request and its answer, to be used with `async with`."""
+
+    __slots__ = ("_request", "_response")
+
+    def __init__(self, request: Awaitable[aiohttp.ClientResponse]) -> None:
+        self._request = request
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        self._response = await self._request
+        return self._response
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._response is None:
+            return
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
 
 
 class Upstream:
@@ -56,8 +77,7 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    @contextlib.asynccontextmanager
-    async def post(
+    def post(
         self,
         target: routing.Target,
         path: str,
@@ -66,7 +86,7 @@ class Upstream:
         request_id: str = "",
         trace: Mapping[str, str] | None = None,
         sent: Sent | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> "Exchange":
         """Send a JSON body; leaving early closes the connection, so the engine aborts.
 
         `sent.sent` is set as soon as anything may have arrived there. Raises
@@ -77,20 +97,14 @@ class Upstream:
         headers.update(target.headers)
         if request_id:
             headers["X-Request-Id"] = request_id
-        response = await self._session.post(
+        request = self._session.post(
             target.url.rstrip("/") + path,
             data=body,
             headers=headers,
             allow_redirects=False,
             trace_request_ctx=sent,
         )
-        try:
-            yield response
-        finally:
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
+        return Exchange(request)
 
     async def get_json(self, url: str, seconds: float) -> Any:
         """Return what GET answers, parsed when it is JSON, else None.

@@ -6,8 +6,9 @@ hangs: an engine that is frozen closes no connection.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import structlog
 
@@ -32,25 +33,50 @@ class Interrupted(Exception):
         self.worker_id = worker_id
 
 
-@dataclass(eq=False, slots=True)
 class Guard:
-    """Someone who waits for workers."""
+    """A bounded wait for workers, to be used with `async with`.
 
-    targets: tuple[routing.Target, ...]
-    scope: asyncio.Timeout
-    # Seconds of silence that end the wait once a worker is lost.
-    patience: float = 0.0
-    interrupted: Interrupted | None = None
+    Raises TimeoutError when the time is over, Interrupted when a target is lost.
+    """
+
+    __slots__ = ("_patience", "_scope", "_watch", "interrupted", "targets")
+
+    def __init__(
+        self,
+        watch: "WorkerWatch",
+        seconds: float,
+        targets: tuple[routing.Target, ...],
+        patience: float,
+    ) -> None:
+        self._watch = watch
+        self._scope = asyncio.timeout(seconds)
+        self._patience = patience
+        self.targets = targets
+        self.interrupted: Interrupted | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._scope.__aenter__()
+        self._watch.enter(self)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._watch.leave(self)
+        try:
+            await self._scope.__aexit__(*error)
+        except TimeoutError:
+            if self.interrupted is not None:
+                raise self.interrupted from None
+            raise
 
     def interrupt(self, what: str, worker_id: str = "") -> None:
-        """End the wait, after `patience`."""
+        """End the wait, after the guard's patience."""
         self.interrupted = Interrupted(what, worker_id)
-        self.extend(self.patience)
+        self.extend(self._patience)
 
     def extend(self, seconds: float) -> None:
         """Wait that much longer from now."""
         with contextlib.suppress(RuntimeError):  # it has ended already
-            self.scope.reschedule(asyncio.get_running_loop().time() + seconds)
+            self._scope.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 @dataclass(slots=True)
@@ -129,29 +155,22 @@ class WorkerWatch:
         """Tell whether a worker of the last list, living or not, serves the model."""
         return any(model in served_names(worker) for worker in self._known.workers.values())
 
-    @contextlib.asynccontextmanager
-    async def guard(
-        self, seconds: float, *targets: routing.Target, patience: float = 0.0
-    ) -> AsyncIterator[Guard]:
-        """Bound what is done inside: raises TimeoutError, or Interrupted for one of `targets`.
+    def guard(self, seconds: float, *targets: routing.Target, patience: float = 0.0) -> Guard:
+        """Return a bound for what waits for `targets`.
 
         `patience` is for streams: once a worker is lost, the wait ends after so many
         seconds without `Guard.extend`.
         """
-        guard: Guard | None = None
-        try:
-            async with asyncio.timeout(seconds) as scope:
-                guard = Guard(targets, scope, patience=patience)
-                self._guards.add(guard)
-                self._check(guard)
-                yield guard
-        except TimeoutError:
-            if guard is not None and guard.interrupted is not None:
-                raise guard.interrupted from None
-            raise
-        finally:
-            if guard is not None:
-                self._guards.discard(guard)
+        return Guard(self, seconds, targets, patience)
+
+    def enter(self, guard: Guard) -> None:
+        """Tell the guard of losses from now on."""
+        self._guards.add(guard)
+        self._check(guard)
+
+    def leave(self, guard: Guard) -> None:
+        """Tell it no more."""
+        self._guards.discard(guard)
 
     async def refresh(self) -> None:
         """Ask once; keep the old list when there is no answer."""

@@ -25,7 +25,7 @@ def take_back(request: Any, manager: Any) -> list[Any]:
     """Make the scheduler compute a request that it parked for a read.
 
     Returns its blocks, not freed: the caller frees them when nothing writes into them
-    any more (`free_blocks`). None for a request that is not parked.
+    any more (`free_blocks`). A request that is not parked is left alone.
     """
     from vllm.v1.request import RequestStatus  # noqa: PLC0415
 

@@ -70,10 +70,10 @@ class Control:
             except KvplaneError as error:
                 if error.reason in ("NOT_FOUND", "STALE_EPOCH"):
                     self.register_again()
-                if not silent and error.reason == "UNAVAILABLE":
-                    log.warning("kvplane: the worker registry does not answer: %s", error)
-                elif not silent:
-                    log.error("kvplane: the worker registry refuses us: %s", error)
+                if not silent:
+                    away = error.reason == "UNAVAILABLE"
+                    what = "does not answer" if away else "refuses us"
+                    log.warning("kvplane: the worker registry %s: %s", what, error)
                 silent = True
                 pause, backoff = backoff, min(backoff * 2, _MAX_BACKOFF)
             await self._clock.sleep(pause)

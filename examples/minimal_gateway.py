@@ -14,6 +14,8 @@ import aiohttp
 from aiohttp import web
 from kvplane.client import KvplaneClient, kv_params, routing, session
 
+PATH = "/v1/chat/completions"
+
 
 class MinimalGateway:
     """Chat completions over a prefill and a decode, with KV reuse for named sessions."""
@@ -60,21 +62,18 @@ class MinimalGateway:
         one_token |= {"stream": False, "max_tokens": 1, "n": 1}
         one_token["kv_transfer_params"] = kv_params.to_dict(plan.prefill_params)
         headers = {"X-Request-Id": request_id, **plan.prefill.headers}
-        url = f"{plan.prefill.url}/v1/chat/completions"
-        async with self.http.post(url, json=one_token, headers=headers) as response:
-            response.raise_for_status()
-            return (await response.json()).get("kv_transfer_params") or {}
+        async with self.http.post(plan.prefill.url + PATH, json=one_token, headers=headers) as r:
+            r.raise_for_status()
+            return (await r.json()).get("kv_transfer_params") or {}
 
     async def decode(
         self, to: routing.Target, body: dict, client: web.Request
     ) -> web.StreamResponse:
         """Forward the decode's answer, line by line, without its handle."""
-        url = f"{to.url}/v1/chat/completions"
-        async with self.http.post(url, json=body, headers=dict(to.headers)) as response:
-            answer = web.StreamResponse(status=response.status)
-            answer.content_type = response.content_type
+        async with self.http.post(to.url + PATH, json=body, headers=dict(to.headers)) as r:
+            answer = web.StreamResponse(status=r.status, headers={"Content-Type": r.content_type})
             await answer.prepare(client)
-            async for line in response.content:
+            async for line in r.content:
                 if b'"kv_transfer_params"' in line:
                     head = b"data: " if line.startswith(b"data: ") else b""
                     value = json.loads(line[len(head) :])
@@ -89,7 +88,7 @@ async def main(control_plane: str, port: int) -> None:
     http = aiohttp.ClientSession(read_bufsize=1 << 22)  # a line of an answer may be long
     async with KvplaneClient(control_plane) as kvplane, http:
         app = web.Application(client_max_size=1 << 25)
-        app.router.add_post("/v1/chat/completions", MinimalGateway(kvplane, http).chat)
+        app.router.add_post(PATH, MinimalGateway(kvplane, http).chat)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -13,10 +13,8 @@ from kvplane.kernel.errors import Unavailable
 from kvplane.session.domain import SessionConfig
 from kvplane.session.main import SessionPart, build
 from kvplane.session.tables import session_history, sessions, turns
-from session.databases import create_tables, postgres_server, postgres_url
+from session.databases import create_tables
 from sqlalchemy import text
-
-__all__ = ["postgres_server", "postgres_url"]
 
 TABLES = [sessions, turns, session_history]
 
@@ -90,10 +88,10 @@ async def sqlite(tmp_path) -> AsyncIterator[Registry]:
 
 
 @pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Registry]:
+async def postgres(postgres_database: str) -> AsyncIterator[Registry]:
     """Over a real PostgreSQL server, in real time."""
-    await create_tables(postgres_url, TABLES)
-    registry = Registry(postgres_url, SystemClock())
+    await create_tables(postgres_database, TABLES)
+    registry = Registry(postgres_database, SystemClock())
     yield registry
     for database in registry.databases:
         await database.close()

@@ -8,10 +8,8 @@ from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.tenant.main import TenantPart, build
 from kvplane.tenant.store_sql import api_keys, tenants
-from session.databases import create_tables, postgres_server, postgres_url
+from session.databases import create_tables
 from sqlalchemy import text
-
-__all__ = ["postgres_server", "postgres_url"]
 
 
 @dataclass
@@ -48,8 +46,8 @@ async def sqlite(tmp_path) -> AsyncIterator[Directory]:
 
 
 @pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Directory]:
-    async for directory in _directory(postgres_url, SystemClock()):
+async def postgres(postgres_database: str) -> AsyncIterator[Directory]:
+    async for directory in _directory(postgres_database, SystemClock()):
         yield directory
 
 

@@ -10,6 +10,7 @@ from kvplane.client import session_api
 from kvplane.kernel import errors
 from kvplane.kernel.context import Caller, set_caller
 from kvplane.runtime.status import CODES, to_status
+from runtime.until import until
 
 GET = lease_pb2.GetLeaseRequest(lease_id="l1")
 
@@ -83,8 +84,8 @@ async def test_a_long_message_is_cut_so_that_it_fits_into_trailers(start):
 async def test_an_unknown_exception_tells_nothing_but_the_log_has_it(start, lines):
     running = await start()
     running.servicer.behaviour = raises(RuntimeError("secret path /etc/x"))
+    set_caller(Caller(request_id="req-7"))
     with pytest.raises(errors.Internal) as caught:
-        set_caller(Caller(request_id="req-7"))
         await running.leases().GetLease(GET)
     assert "secret" not in str(caught.value)
     assert caught.value.metadata == {"request_id": "req-7"}
@@ -183,10 +184,7 @@ async def test_a_client_that_leaves_is_counted_and_stops_the_work(start, lines):
     running.servicer.behaviour = work
     with pytest.raises(errors.Unavailable):
         await running.leases(timeout=0.1).GetLease(GET)
-    async with asyncio.timeout(5):
-        await gone.wait()
-        while not lines.all("call"):
-            await asyncio.sleep(0.01)
+    await until(lambda: gone.is_set() and lines.all("call"))
     assert lines.all("call")[0]["code"] == "CANCELLED"
 
 
@@ -214,9 +212,7 @@ async def test_streams_have_the_same_caller_errors_and_lines(start, lines):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await anext(aiter(running.stub().Connect(iter([hello]), metadata=metadata)))
     assert caught.value.code() is grpc.StatusCode.ABORTED
-    async with asyncio.timeout(5):
-        while len(lines.all("call")) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(lines.all("call")) == 2)
     assert [line["code"] for line in lines.all("call")] == ["OK", "ABORTED"]
 
 

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.session.v1 import session_pb2
 from kvplane.kernel.errors import Unavailable
+from runtime.until import until
 
 GET = lease_pb2.GetLeaseRequest(lease_id="l1")
 HELLO = lease_pb2.ConnectRequest(hello=lease_pb2.Hello(worker_id="w"))
@@ -72,13 +73,11 @@ async def test_calls_under_way_finish_and_new_ones_are_turned_away(start):
     go_on = asyncio.Event()
     running.servicer.behaviour = go_on.wait
     call = asyncio.create_task(running.leases().GetLease(GET))
-    async with asyncio.timeout(5):
-        while not running.servicer.callers:
-            await asyncio.sleep(0.01)
+    await until(lambda: running.servicer.callers)
     stopping = asyncio.create_task(running.server.stop(10))
+    await asyncio.sleep(0)  # let it begin
     with pytest.raises(Unavailable):
-        while True:  # until the server has stopped listening
-            await running.leases(timeout=0.3).ReportOwnership(lease_pb2.ReportOwnershipRequest())
+        await running.leases(timeout=0.5).ReportOwnership(lease_pb2.ReportOwnershipRequest())
     assert not stopping.done()
     go_on.set()
     assert (await call).lease.lease_id == "l1"
@@ -90,9 +89,7 @@ async def test_after_the_grace_what_still_runs_is_cut(start):
     running = await start()
     running.servicer.behaviour = lambda: asyncio.sleep(60)
     call = asyncio.create_task(running.leases(timeout=30).GetLease(GET))
-    async with asyncio.timeout(5):
-        while not running.servicer.callers:
-            await asyncio.sleep(0.01)
+    await until(lambda: running.servicer.callers)
     async with asyncio.timeout(5):
         await running.server.stop(0.1)
     call.cancel()  # the client would try another replica

@@ -1,0 +1,3 @@
+from db.postgres import postgres, url
+
+__all__ = ["postgres", "url"]

@@ -222,12 +222,25 @@ async def test_credentials_of_clients_stay_here(bench):
         assert "Cookie" not in engine.headers[0]
 
 
-async def test_the_trace_reaches_the_engines(bench):
+async def test_the_trace_reaches_engines_and_services(bench):
+    from opentelemetry import propagate
+
     prefill, decode = await bench.pair()
+    seen = {}
+
+    async def look(_request):
+        propagate.inject(seen)
+
+    bench.control.before["Route"] = look
     await bench.start()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await bench.chat(headers={"traceparent": trace})
-    assert prefill.headers[0]["traceparent"] == decode.headers[0]["traceparent"] == trace
+    for passed in (prefill.headers[0], decode.headers[0], seen):
+        assert passed["traceparent"].split("-")[1] == trace.split("-")[1]
+    seen.clear()
+    await bench.chat()
+    assert seen == {}
+    assert "traceparent" not in decode.headers[1]
 
 
 async def test_tenants_have_their_own_cache_salt(bench):

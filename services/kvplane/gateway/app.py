@@ -24,6 +24,7 @@ from kvplane.gateway.failures import (
 from kvplane.gateway.forward import forward
 from kvplane.gateway.models import models
 from kvplane.gateway.request import CHAT, COMPLETIONS, ClientRequest, parse, tenant_salt
+from kvplane.gateway.tracing import span
 from kvplane.gateway.turn import Parts, Turn
 from kvplane.kernel import context
 from kvplane.kernel.errors import InvalidField, KvplaneError
@@ -32,7 +33,6 @@ log = structlog.get_logger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_TRACE: Final = ("traceparent", "tracestate")
 _OWN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _REQUEST_ID: Final = web.RequestKey("kvplane_request_id", str)
 
@@ -63,6 +63,10 @@ class Gateway:
     # -- completions --------------------------------------------------------------
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
+        with span(f"POST {http.path}", http.headers) as trace:
+            return await self._traced(http, trace)
+
+    async def _traced(self, http: web.Request, trace: dict[str, str]) -> web.StreamResponse:
         parts = self._parts
         begun = parts.clock.monotonic()
         tenant_id = await self._caller(http)
@@ -72,7 +76,7 @@ class Gateway:
             request=request,
             tenant_id=tenant_id,
             request_id=http[_REQUEST_ID],
-            trace={name: http.headers[name] for name in _TRACE if name in http.headers},
+            trace=trace,
             begun=begun,
         )
         parts.metrics.running.inc()

@@ -13,7 +13,6 @@ from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.client import kv_params
 from kvplane.gateway.config import GatewayConfig
 from kvplane.gateway.main import build
-from kvplane.kernel.compat import compatibility_key
 from kvplane.kernel.context import caller
 from kvplane.kernel.errors import NoWorker, Unauthenticated
 
@@ -238,11 +237,6 @@ class Control:
         if role != routing.WORKER_ROLE_PREFILL:
             self.decodes.append(engine.worker_id)
 
-    def _compat(self):
-        return compatibility_key(
-            model=MODEL, revision="", block_size=16, kv_layout="", kv_dtype="", engine_version=""
-        )
-
     def lose(self, worker_id):
         self.workers[worker_id].state = routing.WORKER_STATE_LOST
 
@@ -312,9 +306,7 @@ class Control:
                     lease.Lease(
                         lease_id=f"lease-{len(self.routes)}",
                         fencing_token=7,
-                        holder=lease.Holder(
-                            worker_id=others[0], epoch=1, compatibility=self._compat()
-                        ),
+                        holder=lease.Holder(worker_id=others[0], epoch=1),
                     )
                 )
                 answer.lease.ttl.FromSeconds(10)

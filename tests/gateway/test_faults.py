@@ -328,3 +328,10 @@ async def test_a_broken_first_chunk_does_not_show_twice(bench):
     assert b"never" not in raw
     assert data_of(raw)[0]["choices"][0]["delta"]["content"] == "Hello"
     assert len(second.requests) == 1
+
+
+async def test_without_any_worker_yet_a_client_may_try_again(bench):
+    await bench.start()
+    status, _, headers = await bench.chat()
+    assert status == 503
+    assert "Retry-After" in headers

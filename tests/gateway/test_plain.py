@@ -135,6 +135,7 @@ async def test_reuse_reads_what_matches_and_no_more(plain):
     assert params["remote_blocks_expiry_time"] == 99.5
     assert prefill.tokenized["tools"] == [{"type": "function"}]
     assert bench.control.begun[0].fencing_token == 7
+    assert '"model":"tiny"' in bench.control.begun[0].holder.compatibility
     await eventually(lambda: len(bench.control.released) == 2)
     assert ("lease-1", CONSUMED) in bench.control.released
     assert bench.control.completes[0].tokens_reused == 80

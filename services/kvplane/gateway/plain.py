@@ -136,6 +136,8 @@ class PlainLeases:
         if plan.lease is None or static is None:
             return COLD, None
         granted, plan.lease = plan.lease, None
+        # The service says who holds it, and asks what its KV must be like.
+        granted.holder.compatibility = self.watch.compatibility(plan.prefill.worker_id)
         read = Read(self.leases, self.clock, granted, plan.sent_at + seconds(granted.ttl))
         params: dict[str, Any] | None = None
         try:

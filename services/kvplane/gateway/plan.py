@@ -121,7 +121,7 @@ class Planner:
         self, request: ClientRequest, exclude: Collection[str], error: KvplaneError
     ) -> Plan:
         if isinstance(error, NoWorker):
-            if not exclude and self._watch.ready and not self._watch.serves(request.model):
+            if not exclude and self._watch.unknown(request.model):
                 raise unknown_model(request.model) from error
             raise error
         failure = from_kvplane(error)
@@ -134,7 +134,7 @@ class Planner:
         self._metrics.without_control_plane.inc()
         worker = self._watch.pick(request.model, exclude)
         if worker is None:
-            if self._watch.ready and not self._watch.serves(request.model):
+            if self._watch.unknown(request.model):
                 raise unknown_model(request.model)
             raise unavailable("No worker is known to be there; try again.")
         target = routing.Target(

@@ -151,9 +151,10 @@ class WorkerWatch:
         self._turn += 1
         return able[self._turn % len(able)]
 
-    def serves(self, model: str) -> bool:
-        """Tell whether a worker of the last list, living or not, serves the model."""
-        return any(model in served_names(worker) for worker in self._known.workers.values())
+    def unknown(self, model: str) -> bool:
+        """Tell whether there are workers, living or not, and none of them serves the model."""
+        known = self._known.workers.values()
+        return bool(known) and not any(model in served_names(worker) for worker in known)
 
     def guard(self, seconds: float, *targets: routing.Target, patience: float = 0.0) -> Guard:
         """Return a bound for what waits for `targets`.

@@ -1,13 +1,19 @@
 """Worker epochs: which is the newest, and the end of the older ones."""
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import StaleEpoch
 from kvplane.lease.domain import LIVE_LEASE, LIVE_OWNERSHIP, lose_holder, lose_owner
+from kvplane.lease.sql.prepared import insert_ignore, prepared
 from kvplane.lease.sql.tables import lease_commands, leases, ownerships, worker_epochs
-from kvplane.lease.sql.workspace import Workspace, insert_ignore
+from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS, Effects
+
+_EPOCH = select(worker_epochs.c.epoch).where(worker_epochs.c.worker_id == bindparam("worker_id"))
+_SHARE = prepared(_EPOCH.with_for_update(read=True))
+_LOCK = prepared(_EPOCH.with_for_update())
+_INSERT = insert_ignore(worker_epochs)
 
 
 def ensure_epoch(tx: Tx, worker_id: str, epoch: int, *, exclusive: bool = False) -> Effects:
@@ -79,13 +85,9 @@ def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Eff
 
 
 def _lock(tx: Tx, worker_id: str, *, exclusive: bool) -> int | None:
-    query = select(worker_epochs.c.epoch).where(worker_epochs.c.worker_id == worker_id)
-    epoch: int | None = tx.connection.scalar(query.with_for_update(read=not exclusive))
+    epoch: int | None = (_LOCK if exclusive else _SHARE).one(tx, worker_id=worker_id).scalar()
     return epoch
 
 
 def _add(tx: Tx, worker_id: str, epoch: int) -> None:
-    tx.connection.execute(
-        insert_ignore(worker_epochs, tx.is_postgres),
-        {"worker_id": worker_id, "epoch": epoch, "stream_id": ""},
-    )
+    _INSERT.one(tx, worker_id=worker_id, epoch=epoch, stream_id="")

@@ -1,6 +1,6 @@
 """Granting a lease, once for each idempotency key."""
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import InvalidField
@@ -16,10 +16,23 @@ from kvplane.lease.domain import (
     newest_readable,
 )
 from kvplane.lease.sql.epochs import ensure_epoch
-from kvplane.lease.sql.owners import live_of_session, newest_of_session
+from kvplane.lease.sql.owners import newest_of_session
+from kvplane.lease.sql.prepared import insert_ignore, prepared
 from kvplane.lease.sql.tables import lease_requests, leases, ownerships
-from kvplane.lease.sql.workspace import Workspace, insert_ignore, load_payload, values_of
+from kvplane.lease.sql.workspace import Workspace, load_payload
 from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder
+
+_R = lease_requests.c
+_ANSWER = prepared(
+    select(_R.fingerprint, _R.lease_id, _R.refusal).where(
+        _R.tenant_id == bindparam("tenant_id"), _R.request_id == bindparam("request_id")
+    )
+)
+_INSERT_REQUEST = insert_ignore(lease_requests)
+_OWNER = prepared(
+    select(ownerships.c.tenant_id).where(ownerships.c.ownership_id == bindparam("ownership_id"))
+)
+_LEASED = prepared(select(leases.c.ownership_id).where(leases.c.lease_id == bindparam("lease_id")))
 
 
 def grant_lease(
@@ -56,8 +69,7 @@ def grant_lease(
         return _first_answer(tx, own.tenant_id, order)
     lease = change.lease
     assert lease is not None
-    tx.connection.execute(leases.insert(), values_of(lease))
-    work.leases[lease.lease_id] = lease
+    work.add_lease(lease)
     work.apply(change)
     work.flush(now_us)
     payload = load_payload(tx, own.ownership_id, digests=order.begin_read)
@@ -68,8 +80,7 @@ def _tenant(tx: Tx, order: GrantOrder) -> str:
     """Return whose ownership is meant; "" when nobody's, or another tenant's."""
     if order.session_id:
         return order.tenant_id or ""
-    c = ownerships.c
-    owner = tx.connection.scalar(select(c.tenant_id).where(c.ownership_id == order.ownership_id))
+    owner = _OWNER.one(tx, ownership_id=order.ownership_id).scalar()
     if order.tenant_id is None:
         return owner or ""
     return order.tenant_id
@@ -77,7 +88,7 @@ def _tenant(tx: Tx, order: GrantOrder) -> str:
 
 def _lock_target(work: Workspace, tenant_id: str, order: GrantOrder) -> Ownership | None:
     if order.session_id:
-        work.lock(live_of_session(work.tx, tenant_id, order.session_id, for_decode=False))
+        work.lock_session(tenant_id, order.session_id, for_decode=False)
         return None
     work.lock([order.ownership_id])
     own = work.ownerships.get(order.ownership_id)
@@ -112,7 +123,7 @@ def _remember(
         "refusal": refusal,
         "answered_us": now_us,
     }
-    return tx.connection.execute(insert_ignore(lease_requests, tx.is_postgres), row).rowcount > 0
+    return _INSERT_REQUEST.one(tx, **row).rowcount > 0
 
 
 def _first_answer(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted:
@@ -123,12 +134,7 @@ def _first_answer(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted:
 
 def _replay(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted | None:
     """Return the first answer to this request, the lease as it is now."""
-    c = lease_requests.c
-    row = tx.connection.execute(
-        select(c.fingerprint, c.lease_id, c.refusal).where(
-            c.tenant_id == tenant_id, c.request_id == order.request_id
-        )
-    ).first()
+    row = _ANSWER.one(tx, tenant_id=tenant_id, request_id=order.request_id).first()
     if row is None:
         return None
     if row.fingerprint != _fingerprint(order):
@@ -136,11 +142,9 @@ def _replay(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted | None:
     if not row.lease_id:
         refusal = Refusal(row.refusal)
         return Granted(None, None, Payload(), refusal, tx.now_us(), effects=NO_EFFECTS)
-    found = tx.connection.execute(
-        select(leases.c.ownership_id).where(leases.c.lease_id == row.lease_id)
-    ).first()
+    found = _LEASED.one(tx, lease_id=row.lease_id).scalar()
     work = Workspace(tx)
-    work.lock([found.ownership_id] if found else [], [row.lease_id])
+    work.lock([found] if found else [], [row.lease_id])
     now_us = tx.now_us()
     lease = work.leases.get(row.lease_id)
     if lease is None:

@@ -21,17 +21,40 @@ from kvplane.lease.domain import (
     renewed_deadline,
     revoke,
 )
-from kvplane.lease.sql.owners import live_of_session
+from kvplane.lease.sql.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.lease.sql.tables import leases, ownerships
-from kvplane.lease.sql.workspace import LEASE_COLUMNS, Workspace, chunks, load_payload, to_lease
+from kvplane.lease.sql.workspace import LEASE_COLUMNS, Workspace, load_payload, to_lease
 from kvplane.lease.store import Effects, LeaseRef, Renewal
 
 # More different deadlines than this are written row by row.
 _FEW = 8
-_SET_DEADLINE = (
+_L = leases.c
+_SET_DEADLINE = prepared(
     update(leases)
-    .where(leases.c.lease_id == bindparam("key"))
+    .where(_L.lease_id == bindparam("key"))
     .values(deadline_us=bindparam("new_deadline_us"))
+)
+_SET_DEADLINES = Prepared(
+    lambda is_postgres: (
+        update(leases)
+        .where(is_listed(_L.lease_id, is_postgres))
+        .values(deadline_us=bindparam("new_deadline_us"))
+    )
+)
+# The hold is read without its lock: it can only have grown since.
+_LOCK_FOR_RENEWAL = Prepared(
+    lambda is_postgres: (
+        select(*LEASE_COLUMNS, ownerships.c.hold_deadline_us)
+        .join(ownerships, ownerships.c.ownership_id == _L.ownership_id)
+        .where(is_listed(_L.lease_id, is_postgres))
+        .order_by(_L.lease_id)
+        .with_for_update(of=leases)
+    )
+)
+_OWNERSHIP_OF = Prepared(
+    lambda is_postgres: select(_L.lease_id, _L.ownership_id).where(
+        is_listed(_L.lease_id, is_postgres)
+    )
 )
 
 
@@ -60,17 +83,9 @@ def renew(
 ) -> list[Renewal]:
     """See `LeaseStore.renew`."""
     found: dict[str, tuple[Lease, int]] = {}
-    for chunk in chunks(ref.lease_id for ref in refs):
-        # The hold is read without its lock: it can only have grown since.
-        query = (
-            select(*LEASE_COLUMNS, ownerships.c.hold_deadline_us.label("hold_deadline_us"))
-            .join(ownerships, ownerships.c.ownership_id == leases.c.ownership_id)
-            .where(leases.c.lease_id.in_(chunk))
-            .order_by(leases.c.lease_id)
-            .with_for_update(of=leases)
-        )
-        for row in tx.connection.execute(query):
-            found[row[0]] = (to_lease(row[:-1]), row[-1])
+    ids = id_list(tx, sorted({ref.lease_id for ref in refs}))
+    for row in _LOCK_FOR_RENEWAL.one(tx, ids=ids):
+        found[row[0]] = (to_lease(row[:-1]), row[-1])
     now_us = tx.now_us()
     ttl_us = clamp_ttl(ttl_us, config)
     moved: dict[str, int] = {}
@@ -132,7 +147,7 @@ def revoke_one(tx: Tx, tenant_id: str, lease_id: str) -> tuple[Lease, int, Effec
 def free_session(tx: Tx, tenant_id: str, session_id: str) -> tuple[int, int, Effects]:
     """See `LeaseStore.free_session`."""
     work = Workspace(tx)
-    work.lock(live_of_session(tx, tenant_id, session_id, for_decode=True))
+    work.lock_session(tenant_id, session_id, for_decode=True)
     now_us = tx.now_us()
     freed = draining = 0
     for ident, own in list(work.ownerships.items()):
@@ -162,12 +177,8 @@ def _is_of(lease: Lease, ref: LeaseRef, holder: Holder) -> bool:
 
 def _ownerships_of(tx: Tx, lease_ids: list[str]) -> dict[str, str]:
     """Return the ownership id of each lease that exists; it never changes."""
-    found: dict[str, str] = {}
-    for chunk in chunks(lease_ids):
-        query = select(leases.c.lease_id, leases.c.ownership_id)
-        query = query.where(leases.c.lease_id.in_(chunk))
-        found.update({row[0]: row[1] for row in tx.connection.execute(query)})
-    return found
+    rows = _OWNERSHIP_OF.one(tx, ids=id_list(tx, lease_ids))
+    return {row[0]: row[1] for row in rows}
 
 
 def _move_deadlines(tx: Tx, moved: dict[str, int]) -> None:
@@ -176,11 +187,8 @@ def _move_deadlines(tx: Tx, moved: dict[str, int]) -> None:
         by_deadline[deadline].append(lease_id)
     if len(by_deadline) > _FEW:
         rows = [{"key": i, "new_deadline_us": moved[i]} for i in sorted(moved)]
-        tx.connection.execute(_SET_DEADLINE, rows)
+        _SET_DEADLINE.many(tx, rows)
         return
     # All of one batch end together, unless a hold ends sooner.
     for deadline, ids in by_deadline.items():
-        for chunk in chunks(ids):
-            tx.connection.execute(
-                update(leases).where(leases.c.lease_id.in_(chunk)).values(deadline_us=deadline)
-            )
+        _SET_DEADLINES.one(tx, ids=id_list(tx, ids), new_deadline_us=deadline)

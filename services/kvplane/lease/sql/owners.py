@@ -26,11 +26,11 @@ from kvplane.lease.domain import (
 from kvplane.lease.sql.epochs import ensure_epoch
 from kvplane.lease.sql.tables import lease_commands, ownerships, worker_epochs
 from kvplane.lease.sql.workspace import (
+    INSERT_COMMAND,
     OWNERSHIP_COLUMNS,
     Workspace,
     chunks,
     command_row,
-    insert_ignore,
     to_ownership,
 )
 from kvplane.lease.store import Effects, Reported, ReportedItem, Welcomed, Withdrawn
@@ -145,7 +145,7 @@ def extend_hold(
 ) -> tuple[int, Effects]:
     """See `LeaseStore.extend_hold`."""
     work = Workspace(tx)
-    work.lock(_live_of_sessions(tx, {(tenant_id, session_id)}, for_decode=True))
+    work.lock_session(tenant_id, session_id, for_decode=True)
     now_us = tx.now_us()
     until_us = now_us + hold_us
     short = [o for o in work.ownerships.values() if o.live and o.hold_deadline_us < until_us]
@@ -156,7 +156,7 @@ def extend_hold(
     ]
     if rows:
         _forget_commands(tx, [row["ownership_id"] for row in rows])
-        tx.connection.execute(insert_ignore(lease_commands, tx.is_postgres), rows)
+        INSERT_COMMAND.many(tx, rows)
     return len(rows), Effects(commanded=frozenset(row["worker_id"] for row in rows))
 
 
@@ -212,25 +212,18 @@ def _refuse_strangers(tx: Tx, worker_id: str, items: list[ReportedItem]) -> None
             raise InvalidField("worker_id", f"ownerships[{index}] belongs to another worker")
 
 
-def _live_of_sessions(
-    tx: Tx, sessions: Iterable[tuple[str, str]], *, for_decode: bool = False
-) -> list[str]:
-    """Return the ids of live ownerships of sessions, those for a decode only if wanted."""
+def _live_of_sessions(tx: Tx, sessions: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the ids of live ownerships of sessions, but not those for a decode."""
     pairs = sorted(sessions)
     if not pairs:
         return []
     c = ownerships.c
     query = select(c.ownership_id).where(
-        tuple_(c.tenant_id, c.session_id).in_(pairs), c.state.in_(LIVE_OWNERSHIP)
+        tuple_(c.tenant_id, c.session_id).in_(pairs),
+        c.state.in_(LIVE_OWNERSHIP),
+        c.for_decode.is_(False),
     )
-    if not for_decode:
-        query = query.where(c.for_decode.is_(False))
     return list(tx.connection.scalars(query))
-
-
-def live_of_session(tx: Tx, tenant_id: str, session_id: str, *, for_decode: bool) -> list[str]:
-    """Return the ids of a session's live ownerships."""
-    return _live_of_sessions(tx, [(tenant_id, session_id)], for_decode=for_decode)
 
 
 def newest_of_session(tx: Tx, tenant_id: str, session_id: str) -> Ownership | None:

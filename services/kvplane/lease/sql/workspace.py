@@ -5,18 +5,17 @@ An ownership's row guards all its leases; a renewal, which moves nothing but a d
 locks leases alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Insert, Table, bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Select, bindparam, false, or_, select, update
 
 from kvplane.db.database import Tx
 from kvplane.kernel.ids import derived
 from kvplane.lease.domain import Change, Lease, LeaseState, Ownership, OwnershipState, Payload
+from kvplane.lease.sql.prepared import Prepared, id_list, insert_ignore, is_listed, prepared
 from kvplane.lease.sql.tables import lease_commands, leases, ownership_payloads, ownerships
 from kvplane.lease.store import Effects
 
@@ -27,12 +26,52 @@ _FREE_GRACE_US = 60_000_000
 
 OWNERSHIP_COLUMNS = tuple(ownerships.c[name] for name in Ownership.__dataclass_fields__)
 LEASE_COLUMNS = tuple(leases.c[name] for name in Lease.__dataclass_fields__)
-_OWNERSHIP_STATE = list(Ownership.__dataclass_fields__).index("state")
-_LEASE_STATE = list(Lease.__dataclass_fields__).index("state")
+_O_STATE, _O_CUTTABLE, _O_FOR_DECODE = (
+    list(Ownership.__dataclass_fields__).index(name) for name in ("state", "cuttable", "for_decode")
+)
+_L_STATE, _L_DRAINING = (
+    list(Lease.__dataclass_fields__).index(name) for name in ("state", "draining")
+)
+# Several times as quick as calling the enum.
+_OWNERSHIP_STATES = {int(state): state for state in OwnershipState}
+_LEASE_STATES = {int(state): state for state in LeaseState}
 
-_UPDATE_OWNERSHIP = (
+_O, _L, _P = ownerships.c, leases.c, ownership_payloads.c
+
+
+def _locked_ownerships(*, skip_locked: bool) -> Callable[[bool], Select[Any]]:
+    return lambda is_postgres: (
+        select(*OWNERSHIP_COLUMNS)
+        .where(is_listed(_O.ownership_id, is_postgres))
+        .order_by(_O.ownership_id)
+        .with_for_update(skip_locked=skip_locked)
+    )
+
+
+_LOCK_OWNERSHIPS = Prepared(_locked_ownerships(skip_locked=False))
+_LOCK_FREE_OWNERSHIPS = Prepared(_locked_ownerships(skip_locked=True))
+_LOCK_SESSION = prepared(
+    select(*OWNERSHIP_COLUMNS)
+    .where(
+        _O.tenant_id == bindparam("tenant_id"),
+        _O.session_id == bindparam("session_id"),
+        _O.state <= OwnershipState.LEASED,
+        or_(_O.for_decode == false(), bindparam("with_for_decode", type_=_O.for_decode.type)),
+    )
+    .order_by(_O.ownership_id)
+    .with_for_update()
+)
+_LOCK_LEASES = Prepared(
+    lambda is_postgres: (
+        select(*LEASE_COLUMNS)
+        .where(is_listed(_L.lease_id, is_postgres))
+        .order_by(_L.lease_id)
+        .with_for_update()
+    )
+)
+_UPDATE_OWNERSHIP = prepared(
     update(ownerships)
-    .where(ownerships.c.ownership_id == bindparam("key"))
+    .where(_O.ownership_id == bindparam("key"))
     .values(
         {
             name: bindparam(f"new_{name}")
@@ -40,9 +79,9 @@ _UPDATE_OWNERSHIP = (
         }
     )
 )
-_UPDATE_LEASE = (
+_UPDATE_LEASE = prepared(
     update(leases)
-    .where(leases.c.lease_id == bindparam("key"))
+    .where(_L.lease_id == bindparam("key"))
     .values(
         {
             name: bindparam(f"new_{name}")
@@ -50,27 +89,30 @@ _UPDATE_LEASE = (
         }
     )
 )
-
-
-@cache
-def insert_ignore(table: Table, is_postgres: bool) -> Insert:
-    """Return an insert that leaves rows alone which are there already."""
-    if is_postgres:
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
+_INSERT_OWNERSHIP = insert_ignore(ownerships)
+_INSERT_PAYLOAD = insert_ignore(ownership_payloads)
+_INSERT_LEASE = insert_ignore(leases)
+INSERT_COMMAND = insert_ignore(lease_commands)
+_PAYLOAD = prepared(
+    select(_P.params, _P.digests).where(_P.ownership_id == bindparam("ownership_id"))
+)
+_PARAMS = prepared(select(_P.params).where(_P.ownership_id == bindparam("ownership_id")))
 
 
 def to_ownership(row: Sequence[Any]) -> Ownership:
     """Return the ownership of a row of OWNERSHIP_COLUMNS."""
     values: list[Any] = list(row)
-    values[_OWNERSHIP_STATE] = OwnershipState(values[_OWNERSHIP_STATE])
+    values[_O_STATE] = _OWNERSHIP_STATES[values[_O_STATE]]
+    values[_O_CUTTABLE] = bool(values[_O_CUTTABLE])
+    values[_O_FOR_DECODE] = bool(values[_O_FOR_DECODE])
     return Ownership(*values)
 
 
 def to_lease(row: Sequence[Any]) -> Lease:
     """Return the lease of a row of LEASE_COLUMNS."""
     values: list[Any] = list(row)
-    values[_LEASE_STATE] = LeaseState(values[_LEASE_STATE])
+    values[_L_STATE] = _LEASE_STATES[values[_L_STATE]]
+    values[_L_DRAINING] = bool(values[_L_DRAINING])
     return Lease(*values)
 
 
@@ -88,9 +130,7 @@ def chunks(ids: Iterable[str]) -> Iterable[list[str]]:
 
 def load_payload(tx: Tx, ownership_id: str, *, digests: bool) -> Payload:
     """Return the bulky parts of an ownership; the digests only when wanted."""
-    c = ownership_payloads.c
-    columns = (c.params, c.digests) if digests else (c.params,)
-    row = tx.connection.execute(select(*columns).where(c.ownership_id == ownership_id)).first()
+    row = (_PAYLOAD if digests else _PARAMS).one(tx, ownership_id=ownership_id).first()
     return Payload(*row) if row else Payload()
 
 
@@ -102,6 +142,7 @@ class Workspace:
         self.ownerships: dict[str, Ownership] = {}
         self.leases: dict[str, Lease] = {}
         self._new: dict[str, Payload] = {}
+        self._new_leases: list[str] = []
         self._changed_ownerships: set[str] = set()
         self._changed_leases: set[str] = set()
         self._free: dict[str, int] = {}
@@ -114,28 +155,27 @@ class Workspace:
         skip_locked: bool = False,
     ) -> None:
         """Lock ownerships, their current leases, and those leases."""
-        execute = self.tx.connection.execute
+        query = _LOCK_FREE_OWNERSHIPS if skip_locked else _LOCK_OWNERSHIPS
+        ids = sorted(set(ownership_ids))
+        rows = query.one(self.tx, ids=id_list(self.tx, ids)) if ids else ()
+        self._take(rows, lease_ids)
+
+    def lock_session(self, tenant_id: str, session_id: str, *, for_decode: bool) -> None:
+        """Lock a session's live ownerships, also those for a decode if wanted."""
+        rows = _LOCK_SESSION.one(
+            self.tx, tenant_id=tenant_id, session_id=session_id, with_for_decode=for_decode
+        )
+        self._take(rows, ())
+
+    def _take(self, rows: Iterable[Sequence[Any]], lease_ids: Iterable[str]) -> None:
         wanted = set(lease_ids)
-        for chunk in chunks(ownership_ids):
-            query = (
-                select(*OWNERSHIP_COLUMNS)
-                .where(ownerships.c.ownership_id.in_(chunk))
-                .order_by(ownerships.c.ownership_id)
-                .with_for_update(skip_locked=skip_locked)
-            )
-            for row in execute(query):
-                own = to_ownership(row)
-                self.ownerships[own.ownership_id] = own
-                if own.lease_id:
-                    wanted.add(own.lease_id)
-        for chunk in chunks(wanted):
-            query = (
-                select(*LEASE_COLUMNS)
-                .where(leases.c.lease_id.in_(chunk))
-                .order_by(leases.c.lease_id)
-                .with_for_update()
-            )
-            for row in execute(query):
+        for row in rows:
+            own = to_ownership(row)
+            self.ownerships[own.ownership_id] = own
+            if own.lease_id:
+                wanted.add(own.lease_id)
+        if wanted:
+            for row in _LOCK_LEASES.one(self.tx, ids=id_list(self.tx, sorted(wanted))):
                 self.leases[row[0]] = to_lease(row)
 
     def current_lease(self, own: Ownership) -> Lease | None:
@@ -146,6 +186,11 @@ class Workspace:
         """Add a new ownership."""
         self.ownerships[own.ownership_id] = own
         self._new[own.ownership_id] = payload
+
+    def add_lease(self, lease: Lease) -> None:
+        """Add a new lease."""
+        self.leases[lease.lease_id] = lease
+        self._new_leases.append(lease.lease_id)
 
     def apply(self, change: Change) -> None:
         """Take over the outcome of a transition of locked rows."""
@@ -165,27 +210,30 @@ class Workspace:
 
     def flush(self, now_us: int) -> Effects:
         """Write what has changed and return whom it concerns."""
-        execute = self.tx.connection.execute
         if self._new:
             self._insert_new()
         changed = sorted(self._changed_ownerships - self._new.keys())
         if changed:
-            execute(_UPDATE_OWNERSHIP, [_ownership_change(self.ownerships[i]) for i in changed])
+            _UPDATE_OWNERSHIP.many(
+                self.tx, [_ownership_change(self.ownerships[i]) for i in changed]
+            )
+        if self._new_leases:
+            _INSERT_LEASE.many(self.tx, [values_of(self.leases[i]) for i in self._new_leases])
         if self._changed_leases:
             changes = [_lease_change(self.leases[i]) for i in sorted(self._changed_leases)]
-            execute(_UPDATE_LEASE, changes)
+            _UPDATE_LEASE.many(self.tx, changes)
         commanded = self._insert_commands(now_us) if self._free else frozenset()
         return Effects(commanded=commanded)
 
     def _insert_new(self) -> None:
         ids = sorted(self._new)
         rows = [values_of(self.ownerships[i]) for i in ids]
-        self._insert(ownerships, rows)
+        _INSERT_OWNERSHIP.many(self.tx, rows)
         payloads = [
             {"ownership_id": i, "params": self._new[i].params, "digests": self._new[i].digests}
             for i in ids
         ]
-        self._insert(ownership_payloads, payloads)
+        _INSERT_PAYLOAD.many(self.tx, payloads)
 
     def _insert_commands(self, now_us: int) -> frozenset[str]:
         rows = [
@@ -197,11 +245,8 @@ class Workspace:
             )
             for ident in sorted(self._free)
         ]
-        self._insert(lease_commands, rows)
+        INSERT_COMMAND.many(self.tx, rows)
         return frozenset(row["worker_id"] for row in rows)
-
-    def _insert(self, table: Table, rows: list[dict[str, Any]]) -> None:
-        self.tx.connection.execute(insert_ignore(table, self.tx.is_postgres), rows)
 
 
 def command_row(

@@ -178,7 +178,7 @@ def test_services_of_their_own_find_one_another(tmp_path):
                 kv_layout="x",
                 kv_dtype="x",
                 engine_version="1",
-            ),  # fmt: skip
+            ),
             served_models=["m"],
             managed=True,
         )

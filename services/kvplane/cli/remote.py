@@ -1,6 +1,5 @@
 """What all commands that ask a server share: options, the call, errors, pages."""
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -98,6 +97,8 @@ def call(
     work: Callable[[Remote], Coroutine[Any, Any, None]],
 ) -> None:
     """Run `work`; its errors become one line and an exit code."""
+    import asyncio
+
     from kvplane.client import close_channels
     from kvplane.kernel.errors import KvplaneError
 

@@ -1,0 +1,158 @@
+"""What the commands show and do, against a real server."""
+
+import json
+
+import pytest
+from runtime.processes import running
+
+
+def test_workers(cli):
+    head, *rows = cli("workers", "list").rows
+    assert head[:4] == ["WORKER", "ROLE", "STATE", "MODEL"]
+    assert [row[:4] for row in rows] == [
+        ["w1", "decode", "ready", "m"],
+        ["w2", "prefill", "ready", "m"],
+    ]
+    assert rows[0][8].endswith(" s")
+    assert [w["worker_id"] for w in cli("workers", "list", "--role", "decode", "--json").json] == [
+        "w1"
+    ]
+    assert cli("workers", "list", "--model", "none", "--json").json == []
+
+
+def test_one_worker(cli):
+    shown = cli("workers", "get", "w1", "--json").json
+    assert shown["compatibility"]["block_size"] == 16
+    assert shown["epoch"] == 1
+    assert isinstance(shown["silent_for"], float)
+    assert "block_size=16" in cli("workers", "get", "w1").out
+
+
+def test_drain_and_undrain(cli):
+    assert cli("workers", "drain", "w1", "--json").json["state"] == "draining"
+    assert cli("workers", "list", "--state", "draining").rows[1][0] == "w1"
+    assert cli("workers", "undrain", "w1", "--json").json["state"] == "ready"
+
+
+def test_sessions(cli, plane):
+    head, row = cli("sessions", "list").rows
+    assert head[:3] == ["SESSION", "NAME", "STATE"]
+    assert row[:4] == [plane.session_id, "the [bold]talk", "active", "0"]
+    assert row[7] == "-"  # no turn yet
+    by_id = cli("sessions", "get", plane.session_id, "--json").json
+    assert cli("sessions", "get", "--name", "the [bold]talk", "--json").json == by_id
+    assert by_id["expire_time"].endswith("Z")
+    shown = cli("sessions", "get", plane.session_id).out
+    assert "in 23 h" in shown
+    assert " s ago" in shown
+
+
+def test_leases_and_ownerships(cli, plane):
+    (lease,) = cli("leases", "list", "--json").json
+    assert (lease["lease_id"], lease["state"]) == (plane.lease_id, "granted")
+    assert 0 < lease["ttl"] <= 60
+    assert cli("leases", "list", "--worker", "w2").rows[1][3] == "w2"
+    assert cli("leases", "list", "--state", "revoked", "--json").json == []
+    (held,) = cli("ownerships", "list", "--session", plane.session_id).rows[1:]
+    assert held[1] == "leased"
+    assert held[2].startswith("4 min ")
+    assert held[6:8] == ["1,234", "next turn"]
+    assert cli("ownerships", "list", "--json").json[0]["digests"] == ""
+
+
+def test_another_tenant_sees_nothing(cli, plane):
+    assert cli("leases", "list", "--tenant", "bolt", "--json").json == []
+    done = cli("leases", "get", plane.lease_id, "--tenant", "bolt")
+    assert (done.code, done.err) == (1, f"kvplane: no lease '{plane.lease_id}'\n")
+
+
+def test_revoke(cli, plane):
+    assert cli("leases", "revoke", plane.lease_id, "--json").json["state"] == "revoked"
+    assert "revoked" in cli("leases", "get", plane.lease_id).out
+
+
+def test_watch_and_end(cli, plane, tmp_path):
+    env = {"KVPLANE_SERVER": plane.address, "KVPLANE_TENANT": "watched"}
+    asyncio_create(plane.address, "watched", "short")
+    with running("sessions", "watch", "--json", cwd=tmp_path, **env) as watch:
+        watch.wait_for('"state": "active"')
+        ended = cli("sessions", "end", "--name", "short", "--tenant", "watched", "--json").json
+        assert ended["state"] == "ended"
+        watch.wait_for('"state": "ended"')
+    lines = [json.loads(line) for line in watch.out.read_text().splitlines()]
+    assert {line["name"] for line in lines} == {"short"}
+
+
+def asyncio_create(address, tenant, name):
+    import asyncio
+
+    from kvplane.api.session.v1 import session_pb2
+    from kvplane.client import KvplaneClient
+
+    async def create():
+        async with KvplaneClient(address, tenant=tenant) as kvplane:
+            await kvplane.sessions.CreateSession(
+                session_pb2.CreateSessionRequest(name=name, model="m")
+            )
+
+    asyncio.run(create())
+
+
+def test_tenants_and_keys(cli):
+    assert cli("tenants", "create", "nova", "--display-name", "Nova", "--json").json[
+        "tenant_id"
+    ] == ("nova")
+    again = cli("tenants", "create", "nova")
+    assert (again.code, again.err) == (1, "kvplane: tenant 'nova' exists already\n")
+    assert "nova" in [row[0] for row in cli("tenants", "list").rows]
+
+    made = cli("tenants", "key", "create", "nova", "--json").json
+    assert made["secret"].startswith("kvp_")
+    (listed,) = cli("tenants", "key", "list", "nova", "--json").json
+    assert listed["key_id"] == made["key_id"]
+    assert listed["revoke_time"] is None
+    assert made["secret"] not in json.dumps(listed)
+    assert cli("tenants", "key", "revoke", made["key_id"], "--json").json["revoke_time"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("workers", "list", "--role", "cook"), "--role: use one of prefill, decode, both"),
+        (("leases", "list", "--state", "lost", "--state", "x"), "--state: use one of granted"),
+        (("sessions", "get"), "give a session id or --name"),
+        (("sessions", "get", "s", "--name", "n"), "give a session id or --name"),
+        (("tenants", "create", "a b"), "tenant_id: "),
+        (("workers", "list", "--tenant", "a b"), "x-kvplane-tenant: "),
+        (("workers", "list", "--server", "nonsense"), "address: 'nonsense' is not host:port"),
+    ],
+)
+def test_what_was_typed_wrong(cli, arguments, said):
+    done = cli(*arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_nobody_there(cli):
+    done = cli("workers", "list", "--server", "127.0.0.1:1")
+    assert done.code == 1
+    assert done.err == (
+        "kvplane: no answer from 127.0.0.1:1: start a server with `kvplane dev`, or name the right"
+        " one with --server or KVPLANE_SERVER\n"
+    )
+
+
+def test_a_service_s_own_address_comes_before_the_common_one(cli, plane):
+    elsewhere = {"KVPLANE_SERVER": "127.0.0.1:1"}
+    assert cli("sessions", "list", KVPLANE_SESSION_ADDRESS=plane.address, **elsewhere).code == 0
+    assert cli("leases", "list", KVPLANE_LEASE_ADDRESS=plane.address, **elsewhere).code == 0
+    assert cli("workers", "list", KVPLANE_ROUTING_ADDRESS=plane.address, **elsewhere).code == 0
+    wrong = {"KVPLANE_ROUTING_ADDRESS": "127.0.0.1:1"}
+    assert cli("workers", "list", "--server", plane.address, **wrong).code == 0
+
+
+def test_more_than_the_limit_is_said(cli):
+    done = cli("workers", "list", "--limit", "1")
+    assert len(done.rows) == 2
+    assert "raise --limit" in done.err

@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvplane.kernel.errors import IllegalTransition
 from kvplane.lease.domain import (
-    Change,
-    Holder,
-    Lease,
     LeaseConfig,
-    LeaseState,
-    Outcome,
-    Ownership,
-    OwnershipState,
-    Refusal,
     begin_read,
     clamp_ttl,
     expire,
@@ -25,13 +17,23 @@ from kvplane.lease.domain import (
     hold_until,
     lose_holder,
     lose_owner,
-    micros,
     newest_readable,
     release,
     renewed_deadline,
     revoke,
     superseded,
     withdraw,
+)
+from kvplane.lease.values import (
+    Change,
+    Holder,
+    Lease,
+    LeaseState,
+    Outcome,
+    Ownership,
+    OwnershipState,
+    Refusal,
+    micros,
 )
 
 CONFIG = LeaseConfig()
@@ -242,3 +244,18 @@ def _check(before: Ownership, own: Ownership, leases: dict[str, Lease], freed: b
             assert not freed
     assert bool(own.ended_us) == (not own.live)
     assert now >= own.ended_us
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"ttl_s": 0.5}, "ttl_s"),
+        ({"ttl_s": 100}, "ttl_s"),
+        ({"min_ttl_s": 0}, "min_ttl_s"),
+        ({"margin_s": -1}, "margin_s"),
+        ({"sweep_rows": 0}, "sweep_rows"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(fields: dict, named: str):
+    with pytest.raises(ValueError, match=f"^{named}: "):
+        LeaseConfig(**fields)

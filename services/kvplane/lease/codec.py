@@ -6,17 +6,10 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 
 from kvplane.api.lease.v1 import lease_pb2 as pb
-from kvplane.lease.domain import (
-    Lease,
-    LeaseConfig,
-    LeaseState,
-    Ownership,
-    OwnershipState,
-    Payload,
-    micros,
-)
+from kvplane.lease.domain import LeaseConfig
 from kvplane.lease.store import Command, Granted, Renewal, Reported
 from kvplane.lease.streams import Acknowledged, Event, Tick, Welcome
+from kvplane.lease.values import Lease, LeaseState, Ownership, OwnershipState, Payload, micros
 
 _NO_PAYLOAD = Payload()
 

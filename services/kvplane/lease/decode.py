@@ -15,7 +15,8 @@ from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.kernel.digests import DIGEST_SIZE
 from kvplane.kernel.errors import InvalidField
 from kvplane.kernel.validate import at_most_items, between, identifier, page_size, plain
-from kvplane.lease.domain import (
+from kvplane.lease.store import GrantOrder, LeaseRef, Page, ReportedItem
+from kvplane.lease.values import (
     Handle,
     Holder,
     LeaseState,
@@ -24,7 +25,6 @@ from kvplane.lease.domain import (
     OwnershipState,
     Payload,
 )
-from kvplane.lease.store import GrantOrder, LeaseRef, Page, ReportedItem
 
 MAX_BATCH: Final = 1000
 MAX_INVENTORY: Final = 20_000

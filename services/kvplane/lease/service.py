@@ -2,17 +2,7 @@
 
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.ids import Ids
-from kvplane.lease.domain import (
-    Handle,
-    Holder,
-    Lease,
-    LeaseConfig,
-    LeaseState,
-    Ownership,
-    OwnershipState,
-    Payload,
-    micros,
-)
+from kvplane.lease.domain import LeaseConfig
 from kvplane.lease.metrics import ENDED, GRANTS, NOT_RENEWED, RENEWED, UNKNOWN
 from kvplane.lease.store import (
     Effects,
@@ -27,6 +17,16 @@ from kvplane.lease.store import (
     ReportedItem,
 )
 from kvplane.lease.streams import Streams
+from kvplane.lease.values import (
+    Handle,
+    Holder,
+    Lease,
+    LeaseState,
+    Ownership,
+    OwnershipState,
+    Payload,
+    micros,
+)
 from kvplane.lease.waiting import Arrivals
 
 # No session has as many live ownerships; more are not asked to hold.

@@ -11,10 +11,11 @@ from kvplane.kernel.context import caller
 from kvplane.kernel.errors import InvalidField, KvplaneError
 from kvplane.kernel.validate import identifier, plain
 from kvplane.lease import codec, decode
-from kvplane.lease.domain import Lease, LeaseConfig, Ownership
+from kvplane.lease.domain import LeaseConfig
 from kvplane.lease.service import LeaseService
 from kvplane.lease.store import LeaseRef
 from kvplane.lease.streams import Acknowledged, Stream, Streams
+from kvplane.lease.values import Lease, Ownership
 
 
 class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):

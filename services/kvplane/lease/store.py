@@ -10,7 +10,7 @@ ones, as `end_epoch` does.
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvplane.lease.domain import (
+from kvplane.lease.values import (
     Handle,
     Holder,
     Lease,

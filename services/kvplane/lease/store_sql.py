@@ -1,16 +1,7 @@
 """The lease store over SQLAlchemy: SQLite for one process, PostgreSQL for replicas."""
 
 from kvplane.db.database import Database
-from kvplane.lease.domain import (
-    Handle,
-    Holder,
-    Lease,
-    LeaseConfig,
-    LeaseState,
-    Ownership,
-    OwnershipState,
-    Payload,
-)
+from kvplane.lease.domain import LeaseConfig
 from kvplane.lease.sql import epochs, grants, holders, owners, queries, sweeping
 from kvplane.lease.store import (
     Effects,
@@ -26,6 +17,15 @@ from kvplane.lease.store import (
     Swept,
     Welcomed,
     Withdrawn,
+)
+from kvplane.lease.values import (
+    Handle,
+    Holder,
+    Lease,
+    LeaseState,
+    Ownership,
+    OwnershipState,
+    Payload,
 )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError, StaleEpoch, Unavailable
 from kvplane.kernel.ids import Ids
-from kvplane.lease.domain import Handle, LeaseConfig
+from kvplane.lease.domain import LeaseConfig
 from kvplane.lease.metrics import STREAMS
 from kvplane.lease.store import Command, LeaseStore
+from kvplane.lease.values import Handle
 from kvplane.lease.waiting import wait_or_sleep
 
 # A worker that reads nothing any more is cut off.

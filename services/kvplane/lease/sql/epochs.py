@@ -4,11 +4,12 @@ from sqlalchemy import bindparam, delete, select, update
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import StaleEpoch
-from kvplane.lease.domain import LIVE_LEASE, LIVE_OWNERSHIP, lose_holder, lose_owner
+from kvplane.lease.domain import lose_holder, lose_owner
 from kvplane.lease.sql.prepared import insert_ignore, prepared
 from kvplane.lease.sql.tables import lease_commands, leases, ownerships, worker_epochs
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS, Effects
+from kvplane.lease.values import LIVE_LEASE, LIVE_OWNERSHIP
 
 _EPOCH = select(worker_epochs.c.epoch).where(worker_epochs.c.worker_id == bindparam("worker_id"))
 _SHARE = prepared(_EPOCH.with_for_update(read=True))

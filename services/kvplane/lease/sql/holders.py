@@ -7,13 +7,7 @@ from sqlalchemy import bindparam, select, update
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import NotFound
 from kvplane.lease.domain import (
-    Change,
-    Holder,
-    Lease,
     LeaseConfig,
-    LeaseState,
-    Ownership,
-    Payload,
     begin_read,
     clamp_ttl,
     free,
@@ -25,6 +19,7 @@ from kvplane.lease.sql.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.lease.sql.tables import leases, ownerships
 from kvplane.lease.sql.workspace import LEASE_COLUMNS, Workspace, load_payload, to_lease
 from kvplane.lease.store import Effects, LeaseRef, Renewal
+from kvplane.lease.values import Change, Holder, Lease, LeaseState, Ownership, Payload
 
 # More different deadlines than this are written row by row.
 _FEW = 8

@@ -8,18 +8,11 @@ from sqlalchemy import delete, select, tuple_, update
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import InvalidField
 from kvplane.lease.domain import (
-    LIVE_OWNERSHIP,
-    Change,
-    Handle,
     LeaseConfig,
-    Ownership,
-    OwnershipState,
-    Payload,
     age_order,
     free,
     hold_deadline,
     hold_until,
-    micros,
     superseded,
     withdraw,
 )
@@ -34,6 +27,15 @@ from kvplane.lease.sql.workspace import (
     to_ownership,
 )
 from kvplane.lease.store import Effects, Reported, ReportedItem, Welcomed, Withdrawn
+from kvplane.lease.values import (
+    LIVE_OWNERSHIP,
+    Change,
+    Handle,
+    Ownership,
+    OwnershipState,
+    Payload,
+    micros,
+)
 
 
 def report(

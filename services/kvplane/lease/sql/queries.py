@@ -6,7 +6,6 @@ from sqlalchemy import ColumnElement, Select, Table, and_, or_, select
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import NotFound
-from kvplane.lease.domain import Lease, LeaseState, Ownership, OwnershipState, Payload
 from kvplane.lease.sql.tables import leases, ownerships
 from kvplane.lease.sql.workspace import (
     LEASE_COLUMNS,
@@ -16,6 +15,7 @@ from kvplane.lease.sql.workspace import (
     to_ownership,
 )
 from kvplane.lease.store import Listed, Page
+from kvplane.lease.values import Lease, LeaseState, Ownership, OwnershipState, Payload
 
 
 def get_ownership(tx: Tx, tenant_id: str, ownership_id: str) -> tuple[Ownership, Payload, int]:

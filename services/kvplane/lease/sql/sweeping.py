@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Table, and_, delete, select, text
 
 from kvplane.db.database import Tx
-from kvplane.lease.domain import Handle, OwnershipState, expire
+from kvplane.lease.domain import expire
 from kvplane.lease.sql.tables import (
     OPEN_LEASE,
     lease_commands,
@@ -17,6 +17,7 @@ from kvplane.lease.sql.tables import (
 )
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import Command, StreamView, Swept
+from kvplane.lease.values import Handle, OwnershipState
 
 
 def sweep(tx: Tx, rows: int) -> Swept:

@@ -9,13 +9,26 @@ def is_finished(request: Any) -> bool:
     return bool(request.is_finished())
 
 
-def failed_reads(output: Any) -> set[str]:
-    """Return the requests whose read failed (0.30 and later name them)."""
-    return set(getattr(output, "failed_recving", None) or ())
+def failed_reads(output: Any, manager: Any) -> set[str]:
+    """Return the finished reads that failed.
+
+    0.32 names them. Before, their blocks are named, and still theirs at this point.
+    """
+    named = getattr(output, "failed_recving", None)
+    if named is not None:
+        return set(named)
+    invalid = getattr(output, "invalid_block_ids", None)
+    if not invalid or manager is None:
+        return set()
+    return {
+        request_id
+        for request_id in output.finished_recving or ()
+        if any(not invalid.isdisjoint(group) for group in manager.get_block_ids(request_id))
+    }
 
 
 def stop_heartbeat(nixl: Any, request_id: str) -> None:
-    """Stop extending a prefill's hold (0.22 and later do so)."""
+    """Stop extending a prefill's hold (0.21 does not)."""
     stop = getattr(nixl, "_stop_heartbeat", None)
     if stop is not None:
         stop(request_id)
@@ -31,9 +44,20 @@ def take_back(request: Any, manager: Any) -> list[Any]:
 
     if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
         return []
-    blocks = list(manager.pop_blocks_for_free(request))
+    blocks = _pop_blocks(request, manager)
     request.num_computed_tokens = 0
     request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+    return blocks
+
+
+def _pop_blocks(request: Any, manager: Any) -> list[Any]:
+    pop = getattr(manager, "pop_blocks_for_free", None)
+    if pop is not None:
+        return list(pop(request))
+    blocks: list[Any] = []
+    for group in manager.coordinator.single_type_managers:  # 0.21
+        blocks += group.req_to_blocks.pop(request.request_id, [])
+        group.num_cached_block.pop(request.request_id, None)
     return blocks
 
 
@@ -56,7 +80,7 @@ def transfer_groups(kv_cache_config: Any) -> list[Any]:
 def manager_of_caller() -> Any:
     """Return the KV-cache manager of the scheduler that is calling the connector.
 
-    Before 0.30 vLLM hands over the block pool only.
+    Before 0.32 vLLM hands over the block pool only.
     """
     frame = inspect.currentframe()
     caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
@@ -64,6 +88,7 @@ def manager_of_caller() -> Any:
     return getattr(owner, "kv_cache_manager", None)
 
 
-def first_sight(connector: Any, request: Any) -> None:
-    """Tell the connector of a request that it meets only now (0.21 has no on_new_request)."""
-    connector.on_new_request(request)
+def inherited(parent: Any, hook: str, *args: Any) -> Any:
+    """Call vLLM's own hook where this version has it."""
+    method = getattr(parent, hook, None)
+    return method(*args) if method is not None else None

@@ -87,23 +87,22 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """See vLLM."""
-        super().bind_kv_cache_manager(kv_cache_manager)
+        compat.inherited(super(), "bind_kv_cache_manager", kv_cache_manager)
         if self._leases is not None:
             self._leases.manager = kv_cache_manager
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """See vLLM. Before 0.30 this is all that a connector is given."""
-        super().bind_gpu_block_pool(gpu_block_pool)
+        """See vLLM. Before 0.32 this is all that a connector is given."""
+        compat.inherited(super(), "bind_gpu_block_pool", gpu_block_pool)
         if self._leases is not None and self._leases.manager is None:
             self._leases.manager = compat.manager_of_caller()
 
     def on_new_request(self, request: Any) -> None:
         """See vLLM."""
         if self._leases is None:
-            super().on_new_request(request)
             return
         self._guarded(self._leases.adopt, request, request=request)
-        super().on_new_request(request)
+        compat.inherited(super(), "on_new_request", request)
         self._guarded(self._leases.ask, request, request=request)
 
     def get_num_new_matched_tokens(
@@ -114,7 +113,7 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
         if not request.kv_transfer_params:
             return 0, False
         if not self._leases.knows(request):
-            compat.first_sight(self, request)
+            self.on_new_request(request)  # 0.21 does not announce requests
             if not self._leases.knows(request):
                 return 0, False
         answer: tuple[int | None, bool] | None = self._guarded(
@@ -159,9 +158,8 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
 
     def has_pending_push_work(self) -> bool:
         """See vLLM. True keeps an idle engine stepping."""
-        return bool(super().has_pending_push_work()) or (
-            self._leases is not None and self._leases.busy
-        )
+        own = self._leases is not None and self._leases.busy
+        return own or bool(compat.inherited(super(), "has_pending_push_work"))
 
     def shutdown(self) -> None:
         """See vLLM."""

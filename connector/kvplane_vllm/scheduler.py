@@ -261,32 +261,40 @@ class LeaseScheduler:
 
     def outputs(self, output: Any) -> None:
         """Before the scheduler acts on finished reads and finished holds."""
-        for request_id in list(output.finished_recving or ()):
-            blocks = self._quarantine.pop(request_id, None)
-            if blocks is not None:
-                compat.free_blocks(blocks, self.manager)
-                output.finished_recving.discard(request_id)
-                continue
-            turn = self._reading.get(request_id)
-            if turn is None:
-                continue
-            usable = self._agent.still_valid(request_id)
-            failed = request_id in compat.failed_reads(output)
-            self._end_read(request_id, turn, failed=failed)
-            if not usable and not failed and not compat.is_finished(turn.request):
-                log.warning("kvplane: %s is computed: its lease ended during the read", request_id)
-                output.finished_recving.discard(request_id)
-                self._take_back(turn.request)
+        if output.finished_recving:
+            failed = compat.failed_reads(output, self.manager)
+            for request_id in list(output.finished_recving):
+                if self._read_is_over(request_id, failed=request_id in failed):
+                    output.finished_recving.discard(request_id)
         freed = [ident for ident in output.finished_sending or () if self._held.pop(ident, None)]
         if freed:
             self._agent.report_freed(freed)
+
+    def _read_is_over(self, request_id: str, *, failed: bool) -> bool:
+        """Return whether the scheduler must not hear of it."""
+        blocks = self._quarantine.pop(request_id, None)
+        if blocks is not None:
+            compat.free_blocks(blocks, self.manager)
+            return True
+        turn = self._reading.get(request_id)
+        if turn is None:
+            return False
+        usable = self._agent.still_valid(request_id)
+        self._end_read(request_id, turn, failed=failed)
+        if usable or failed or compat.is_finished(turn.request):
+            return False
+        log.warning("kvplane: %s is computed: its lease ended during the read", request_id)
+        self._take_back(turn.request)
+        return True
 
     # -- it ends ------------------------------------------------------------------
 
     def before_finish(self, request: Any) -> None:
         """Before NIXL's half looks at it: without a lease nobody is notified."""
         turn = self._turns.get(request.request_id)
-        if turn is not None and turn.stage in (Stage.ASKED, Stage.POSTING):
+        if turn is None:
+            request.kv_transfer_params = None
+        elif turn.stage in (Stage.ASKED, Stage.POSTING):
             self._compute(turn)
             self._agent.abandon(request.request_id)
 

@@ -246,7 +246,14 @@ async def test_without_a_control_plane_requests_go_on(bench, how):
     assert prefill.requests == []
     assert "kv_transfer_params" not in decode.requests[0]
     assert bench.control.completes == []
+    # Nobody waits again for who did not answer, until the registry does.
+    asked = len(bench.control.routes)
+    await eventually(lambda: not bench.gateway._watch.answering)
+    for _ in range(3):
+        assert (await bench.chat())[0] == 200
+    assert len(bench.control.routes) == asked
     bench.control.before = {}
+    await eventually(lambda: bench.gateway._watch.answering)
     _, _, headers = await bench.chat()
     assert headers["X-Kvplane-Decision"] == "recompute; reason=nothing_held"
 

@@ -20,7 +20,7 @@ from kvplane.gateway.request import ClientRequest
 from kvplane.gateway.tasks import Background
 from kvplane.gateway.workers import WorkerWatch
 from kvplane.kernel.clock import Clock
-from kvplane.kernel.errors import KvplaneError, NoWorker
+from kvplane.kernel.errors import KvplaneError, NoWorker, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +67,7 @@ class Planner:
         self._routing, self._give_back, self._watch = routing_service, give_back, watch
         self._background, self._metrics = background, metrics
         self._clock, self._config = clock, config
+        self._away = False
 
     async def plan(
         self,
@@ -85,6 +86,8 @@ class Planner:
             exclude_worker_ids=sorted(exclude),
             force_recompute=force_recompute or not request.one_prompt,
         )
+        if self._away and not self._watch.answering:
+            return self._without_router(request, exclude)  # as it was a moment ago
         sent_at = self._clock.monotonic()
         # Not cancelled with the request: a turn or a lease that was given must be
         # given back.
@@ -95,11 +98,13 @@ class Planner:
             self._give_back_late(task)
             raise
         if not done:
+            self._away = True
             self._give_back_late(task)
             log.warning("the router does not answer in time")
             return self._without_router(request, exclude)
         self._metrics.route_seconds.observe(self._clock.monotonic() - sent_at)
         answer = task.result()
+        self._away = answer is None or isinstance(answer, Unavailable)
         if isinstance(answer, KvplaneError):
             return self._refused(request, exclude, answer)
         if answer is None:
@@ -113,8 +118,8 @@ class Planner:
             return await self._routing.Route(asked)
         except KvplaneError as error:
             return error
-        except (TimeoutError, OSError) as error:
-            log.warning("the router cannot be reached", error=str(error))
+        except Exception:
+            log.warning("the router cannot be reached", exc_info=True)
             return None
 
     def _refused(

@@ -95,6 +95,8 @@ class WorkerWatch:
         self._guards: set[Guard] = set()
         self._task: asyncio.Task[None] | None = None
         self._turn = 0
+        # The registry answered when it was last asked.
+        self.answering = False
 
     async def start(self) -> None:
         """Ask once, then in the background."""
@@ -187,7 +189,9 @@ class WorkerWatch:
                     request.page_token = answer.next_page_token
         except (KvplaneError, TimeoutError, OSError) as error:
             log.debug("no list of workers", error=str(error))
+            self.answering = False
             return
+        self.answering = True
         self._known = _Known(workers, self._clock.monotonic())
         for guard in list(self._guards):
             self._check(guard)

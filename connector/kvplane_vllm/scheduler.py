@@ -312,6 +312,8 @@ class LeaseScheduler:
             self._agent.abandon(request.request_id)
         else:
             self._agent.report_held(held)
+        if not self._turns:
+            self._set_load()  # an engine without requests may not step again
 
     def _describe(self, turn: Turn, params: dict[str, Any], hold: float) -> Held | None:
         """Return the report, None for what no reader could use.
@@ -365,10 +367,11 @@ class LeaseScheduler:
         self._agent.order_done(order, done=True, hold_seconds=until - now)
 
     def _tell_load(self) -> None:
-        now = self._now()
-        if now - self._load_at < _LOAD_INTERVAL_SECONDS:
-            return
-        self._load_at = now
+        if self._now() - self._load_at >= _LOAD_INTERVAL_SECONDS:
+            self._set_load()
+
+    def _set_load(self) -> None:
+        self._load_at = self._now()
         waiting = sum(turn.stage is Stage.ASKED for turn in self._turns.values())
         self._agent.set_load(
             running=len(self._turns) - waiting,

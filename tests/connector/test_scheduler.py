@@ -487,3 +487,16 @@ def test_load_is_told() -> None:
     engine.now += 1
     engine.step()
     assert engine.agent.load == (1, 1, 0.25)
+
+
+def test_an_engine_that_has_nothing_to_do_says_so() -> None:
+    engine = Engine()
+    engine.finish(reading(engine, decode()))
+    assert engine.agent.load == (0, 0, 0.25)
+
+
+def test_a_request_that_the_engine_never_announced_notifies_nobody() -> None:
+    """As 0.21 does for one that is aborted before it is scheduled."""
+    engine = Engine()
+    engine.finish(decode(), Status.FINISHED_ABORTED)
+    assert engine.step()[0] == {}

@@ -15,6 +15,7 @@ from kvplane.kernel.clock import Clock
 from kvplane.kernel.context import caller, set_caller
 from kvplane.kernel.errors import Internal, KvplaneError, Unavailable
 from kvplane.runtime.auth import Authenticator
+from kvplane.runtime.logs import CallLog
 from kvplane.runtime.metrics import MethodMetrics, RpcMetrics
 from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
 
@@ -46,6 +47,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._default_deadline = default_deadline
         self._gate = gate
         self._log = structlog.get_logger().bind()
+        self._call_log = CallLog()
         self._handlers: dict[str, Any] = {}
         self._streams: set[asyncio.Task[Any]] = set()
         self._draining = False
@@ -182,7 +184,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _note(self, name: str, code: str, started: float, metrics: MethodMetrics) -> None:
         seconds = self._clock.monotonic() - started
         metrics.end(code, seconds)
-        self._log.info("call", method=name, code=code, ms=round(seconds * 1000, 2))
+        self._call_log.write(name, code, seconds * 1000)
 
 
 class _Late(KvplaneError):

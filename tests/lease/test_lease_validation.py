@@ -159,7 +159,7 @@ async def test_a_wrong_report(replica: Replica, fields: dict, field: str):
             "min_tokens",
         ),
         ("BeginRead", pb.BeginReadRequest(holder=HOLDER), "lease_id"),
-        ("BeginRead", pb.BeginReadRequest(lease_id="l"), "holder.worker_id"),
+        ("BeginRead", pb.BeginReadRequest(lease_id="l", fencing_token=1), "holder.worker_id"),
         ("RenewLeases", pb.RenewLeasesRequest(leases=[pb.LeaseRef()]), "holder.worker_id"),
         (
             "RenewLeases",
@@ -173,7 +173,9 @@ async def test_a_wrong_report(replica: Replica, fields: dict, field: str):
         ),
         (
             "ReleaseLeases",
-            pb.ReleaseLeasesRequest(holder=HOLDER, releases=[pb.LeaseRelease(lease_id="l")]),
+            pb.ReleaseLeasesRequest(
+                holder=HOLDER, releases=[pb.LeaseRelease(lease_id="l", fencing_token=1)]
+            ),
             "releases[0].outcome",
         ),
         (

@@ -119,7 +119,7 @@ CALLS = [
     (R, "Route", "request_id", {**ROUTE, "request_id": "x" * 129}),
     (R, "Route", "model", {"request_id": "r"}),
     (R, "Route", "session.name", {**ROUTE, "session": {"name": "x" * 513}}),
-    (R, "Route", "session.history", {**ROUTE, "session": {"history": [b"x"]}}),
+    (R, "Route", "session.history[0]", {**ROUTE, "session": {"history": [b"x"]}}),
     (R, "Route", "session.history", {**ROUTE, "session": {"history": [b"x" * 16] * 65}}),
     (R, "Route", "prompt_tokens_estimate", {**ROUTE, "prompt_tokens_estimate": -1}),
     (R, "Route", "exclude_worker_ids[0]", {**ROUTE, "exclude_worker_ids": [""]}),

@@ -33,6 +33,11 @@ class InvalidField(KvplaneError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}", metadata={"field": field})
 
+    def within(self, prefix: str) -> "InvalidField":
+        """Return the same about a message that is itself a part of another."""
+        field = self.metadata["field"]
+        return InvalidField(prefix + field, self.message.removeprefix(f"{field}: "))
+
 
 class NotFound(KvplaneError):
     """There is no such thing, or it belongs to another tenant: the answer is the same."""

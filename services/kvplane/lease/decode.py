@@ -6,7 +6,9 @@ Each function raises InvalidField, naming the field by its path.
 import base64
 import binascii
 import json
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -87,17 +89,20 @@ def sent_by(prefix: str, message: pb.TimeAnchor) -> int:
     return message.anchor + micros_of(f"{field}.elapsed", message.elapsed)
 
 
-def reported(worker_id: str, epoch: int, messages: Sequence[pb.Ownership]) -> list[ReportedItem]:
+def reported(
+    prefix: str, worker_id: str, epoch: int, messages: Sequence[pb.Ownership]
+) -> list[ReportedItem]:
     """Return what a worker reports."""
-    at_most_items("ownerships", len(messages), MAX_BATCH)
+    field = f"{prefix}ownerships"
+    at_most_items(field, len(messages), MAX_BATCH)
     return [
-        _reported_item(f"ownerships[{index}]", worker_id, epoch, message)
+        _reported_item(f"{field}[{index}]", worker_id, epoch, message)
         for index, message in enumerate(messages)
     ]
 
 
 def _reported_item(field: str, worker_id: str, epoch: int, message: pb.Ownership) -> ReportedItem:
-    identifier(f"{field}.tenant_id", message.tenant_id)
+    identifier(f"{field}.tenant_id", message.tenant_id, 64)
     if message.session_id:
         identifier(f"{field}.session_id", message.session_id)
     between(f"{field}.turn", message.turn, 1 if message.session_id else 0, _MAX_INT64)
@@ -154,6 +159,8 @@ def _params(field: str, params: pb.KvTransferParams) -> Handle:
             between(f"{field}.{name}", getattr(params, name), 1, 1 << 16)
     if params.HasField("remote_num_tokens"):
         between(f"{field}.remote_num_tokens", params.remote_num_tokens, 0, _MAX_TOKENS)
+    if not math.isfinite(params.remote_blocks_expiry_time):
+        raise InvalidField(f"{field}.remote_blocks_expiry_time", "must be a finite number")
     if params.HasField("transfer_mode"):
         plain(f"{field}.transfer_mode", params.transfer_mode, 64)
     at_most_items(f"{field}.remote_block_ids", len(params.remote_block_ids), _MAX_GROUPS)
@@ -170,11 +177,19 @@ def _json_object(field: str, text: str) -> None:
     if len(text) > _MAX_EXTRA:
         raise InvalidField(field, f"at most {_MAX_EXTRA} characters")
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidField(field, "must be a JSON object")
+
+
+def _finite(text: str) -> float:
+    """Refuse what Python reads as infinity and other parsers do not read at all."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def grant_order(message: pb.GrantLeaseRequest, tenant_id: str) -> tuple[GrantOrder, int]:
@@ -207,10 +222,10 @@ def grant_order(message: pb.GrantLeaseRequest, tenant_id: str) -> tuple[GrantOrd
 
 
 def lease_refs(messages: Iterable[pb.LeaseRef], count: int) -> list[LeaseRef]:
-    """Return what is to be renewed. Any id is allowed: a strange one is answered as unknown."""
+    """Return what is to be renewed."""
     at_most_items("leases", count, MAX_BATCH)
     return [
-        LeaseRef(_lease_id("leases", index, ref.lease_id), ref.fencing_token)
+        lease_ref(f"leases[{index}].", ref.lease_id, ref.fencing_token)
         for index, ref in enumerate(messages)
     ]
 
@@ -220,17 +235,19 @@ def releases(messages: Sequence[pb.LeaseRelease]) -> list[LeaseRef]:
     at_most_items("releases", len(messages), MAX_BATCH)
     refs = []
     for index, message in enumerate(messages):
-        lease_id = _lease_id("releases", index, message.lease_id)
+        at = f"releases[{index}]."
+        ref = lease_ref(at, message.lease_id, message.fencing_token)
         if message.outcome not in (1, 2):
-            raise InvalidField(f"releases[{index}].outcome", "must be CONSUMED or UNUSED")
-        refs.append(LeaseRef(lease_id, message.fencing_token, Outcome(message.outcome)))
+            raise InvalidField(f"{at}outcome", "must be CONSUMED or UNUSED")
+        refs.append(replace(ref, outcome=Outcome(message.outcome)))
     return refs
 
 
-def _lease_id(field: str, index: int, value: str) -> str:
-    if not 0 < len(value) <= 128 or "\0" in value:
-        raise InvalidField(f"{field}[{index}].lease_id", "must be 1 to 128 characters, none NUL")
-    return value
+def lease_ref(at: str, lease_id: str, fencing_token: int) -> LeaseRef:
+    """Return a grant as its holder names it. A strange one is no mistake: it is unknown."""
+    plain(f"{at}lease_id", lease_id, 128)
+    between(f"{at}fencing_token", fencing_token, 1, _MAX_INT64)
+    return LeaseRef(lease_id, fencing_token)
 
 
 def ownership_states(values: Iterable[int]) -> list[OwnershipState]:

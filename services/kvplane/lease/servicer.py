@@ -13,7 +13,6 @@ from kvplane.kernel.validate import identifier, plain
 from kvplane.lease import codec, decode
 from kvplane.lease.domain import LeaseConfig
 from kvplane.lease.service import LeaseService
-from kvplane.lease.store import LeaseRef
 from kvplane.lease.streams import Acknowledged, Stream, Streams
 from kvplane.lease.values import Lease, Ownership
 
@@ -32,7 +31,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         sent_by_us = 0
         if request.ownerships or request.time_anchor.anchor:
             sent_by_us = decode.sent_by("", request.time_anchor)
-        items = decode.reported(worker_id, epoch, request.ownerships)
+        items = decode.reported("", worker_id, epoch, request.ownerships)
         return codec.reported(await self._service.report(worker_id, epoch, sent_by_us, items))
 
     async def WithdrawOwnership(
@@ -84,7 +83,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self, request: pb.BeginReadRequest, context: Any = None
     ) -> pb.BeginReadResponse:
         """Check a lease before its read."""
-        ref = LeaseRef(plain("lease_id", request.lease_id, 128), request.fencing_token)
+        ref = decode.lease_ref("", request.lease_id, request.fencing_token)
         holder = decode.holder(request.holder, compatibility=True)
         ttl_us = decode.micros_of("ttl", request.ttl)
         lease, own, payload, now_us = await self._service.begin_read(ref, holder, ttl_us)
@@ -209,8 +208,11 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             case "report":
                 report = message.report
                 sent_by_us = decode.sent_by("report.", report.time_anchor)
-                items = decode.reported(worker_id, epoch, report.ownerships)
-                await self._service.report(worker_id, epoch, sent_by_us, items)
+                items = decode.reported("report.", worker_id, epoch, report.ownerships)
+                try:
+                    await self._service.report(worker_id, epoch, sent_by_us, items)
+                except InvalidField as error:
+                    raise error.within("report.") from error
                 stream.put(Acknowledged(report.sequence))
             case "withdraw":
                 handles = decode.handles("withdraw.handles", message.withdraw.handles)

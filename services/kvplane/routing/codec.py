@@ -185,7 +185,7 @@ def check_complete(turn: session_pb2.CompleteTurnRequest) -> None:
     for name in ("prompt_tokens", "completion_tokens", "tokens_reused"):
         validate.between(f"turn.{name}", getattr(turn, name), 0, _MAX_TOKENS)
     if turn.history_digest:
-        _digests("turn.history_digest", (turn.history_digest,))
+        _digest("turn.history_digest", turn.history_digest)
     for name in ("prefill_worker_id", "decode_worker_id"):
         if getattr(turn, name):
             validate.identifier(f"turn.{name}", getattr(turn, name))
@@ -265,5 +265,10 @@ def _text(field: str, value: str, *, required: bool = False) -> None:
 def _digests(field: str, values: Iterable[bytes]) -> None:
     values = list(values)
     validate.at_most_items(field, len(values), 64)
-    if any(len(value) != DIGEST_SIZE for value in values):
-        raise InvalidField(field, f"a digest has {DIGEST_SIZE} bytes")
+    for i, value in enumerate(values):
+        _digest(f"{field}[{i}]", value)
+
+
+def _digest(field: str, value: bytes) -> None:
+    if len(value) != DIGEST_SIZE:
+        raise InvalidField(field, f"must be {DIGEST_SIZE} bytes, not {len(value)}")

@@ -171,8 +171,8 @@ def _session_id(value: str) -> str:
 
 
 def _wait_us(field: str, value: Duration) -> int:
-    validate.between(f"{field}.seconds", value.seconds, 0, _MAX_WAIT_S)
-    validate.between(f"{field}.nanos", value.nanos, 0, 999_999_999)
+    if not (0 <= value.seconds <= _MAX_WAIT_S and 0 <= value.nanos < 1_000_000_000):
+        raise InvalidField(field, "must be from 0 s to one day")
     return value.seconds * 1_000_000 + value.nanos // 1000
 
 

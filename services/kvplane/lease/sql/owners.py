@@ -197,21 +197,23 @@ def acknowledge(
 
 
 def _refuse_strangers(tx: Tx, worker_id: str, items: list[ReportedItem]) -> None:
-    """Raise InvalidField when an id is live under another tenant or worker."""
+    """Raise InvalidField when an id is another tenant's or worker's, or twice two tenants'."""
     c = ownerships.c
     known = {}
     for chunk in chunks(item.ownership.ownership_id for item in items):
         query = select(c.ownership_id, c.tenant_id, c.worker_id)
         query = query.where(c.ownership_id.in_(chunk), c.state.in_(LIVE_OWNERSHIP))
         known.update({row[0]: row for row in tx.connection.execute(query)})
+    tenants = {ident: row.tenant_id for ident, row in known.items()}
     for index, item in enumerate(items):
-        row = known.get(item.ownership.ownership_id)
-        if row is None:
-            continue
-        if row.tenant_id != item.ownership.tenant_id:
+        own = item.ownership
+        if tenants.setdefault(own.ownership_id, own.tenant_id) != own.tenant_id:
             raise InvalidField(f"ownerships[{index}].tenant_id", "differs from the first report's")
-        if row.worker_id != worker_id:
-            raise InvalidField("worker_id", f"ownerships[{index}] belongs to another worker")
+        row = known.get(own.ownership_id)
+        if row is not None and row.worker_id != worker_id:
+            raise InvalidField(
+                f"ownerships[{index}].worker_id", "these blocks are reported by another worker"
+            )
 
 
 def _live_of_sessions(tx: Tx, sessions: Iterable[tuple[str, str]]) -> list[str]:

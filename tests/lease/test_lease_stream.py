@@ -323,3 +323,23 @@ async def test_an_order_given_to_another_replica_reaches_the_stream(real_postgre
     await other.part.start()
     with pytest.raises(StaleEpoch):
         await moved.end()
+
+
+async def test_hello_frees_nothing_under_a_read_of_a_lost_ownership(plane: Plane):
+    replica = plane.replica()
+    await replica.held("read", "s1")
+    await replica.held("idle", "s2")
+    await replica.reading()
+    worker = Worker(replica.rpc.Connect, epoch=2)
+    await worker.hello("read", "idle")
+    assert [r for _, r, _ in await replica.commands()] == ["idle"]
+    worker.leave()
+    await worker.end()
+
+    await plane.sleep(11)
+    await replica.sweep()
+    worker = Worker(replica.rpc.Connect, epoch=2)
+    await worker.hello("read")
+    assert sorted(r for _, r, _ in await replica.commands()) == ["idle", "read"]
+    worker.leave()
+    await worker.end()

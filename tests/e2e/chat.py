@@ -42,6 +42,8 @@ class Chat:
     messages: list[dict[str, Any]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     gateway: int = 1
+    # Fields of every request.
+    always: dict[str, Any] = field(default_factory=dict)
 
     def body(self, **more: Any) -> dict[str, Any]:
         """Return the request that `send` makes."""
@@ -51,6 +53,7 @@ class Chat:
             "temperature": 0,
             "max_tokens": ANSWER_TOKENS,
             "return_token_ids": True,
+            **self.always,
             **more,
         }
 

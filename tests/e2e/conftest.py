@@ -1,6 +1,8 @@
 """One cluster on real vLLM for all of these tests: starting it costs most of a minute."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from e2e.chat import Chat
@@ -8,9 +10,10 @@ from e2e.cluster import Cluster, Postgres, default_logs
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """A PostgreSQL server of the cluster's own."""
-    server = Postgres(tmp_path_factory.mktemp("e2e") / "pg")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of the cluster's own, which the tests may stop."""
+    # Not below pytest's own directory, which every pytest closes to the server's user.
+    server = Postgres(Path(tempfile.mkdtemp(prefix="kvplane-e2e-")))
     yield server
     server.close()
 

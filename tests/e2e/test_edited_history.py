@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from demo.servers import ROOT
 from e2e.chat import Chat, bytes_read, words
 from e2e.cluster import BLOCK, KV_BYTES_PER_TOKEN, Cluster
 
@@ -70,12 +71,17 @@ async def test_a_tool_call_serialised_again(cluster: Cluster, chat: Chat) -> Non
     assert read % BLOCK == 0
 
 
-async def test_earlier_reasoning_dropped(cluster: Cluster, chat: Chat) -> None:
+async def test_earlier_reasoning_dropped_by_the_chat_template(cluster: Cluster, chat: Chat) -> None:
+    template = (ROOT / "examples/demo/chat_template_reasoning.jinja").read_text()
+    chat.always["chat_template"] = template
     await chat.say("Think. " + words(61, 200))
-    chat.messages[-1]["content"] = "<think>" + words(5, 30) + "</think>" + words(800, 40)
-    await chat.say("Think again. " + words(460, 100))
-    # What reasoning models' templates do to earlier answers.
-    chat.messages[1]["content"] = words(800, 40)
-    read = await read_of_next(cluster, chat, "Once more.")
+    # Within one question the template shows the reasoning ...
+    chat.messages[-1]["reasoning"] = words(5, 60)
+    chat.messages.append({"role": "tool", "tool_call_id": "call_1", "content": words(15, 60)})
+    reply = await chat.send()
+    await chat.check(reply)
+    chat.messages.append({"role": "assistant", "content": reply.content})
+    # ... and drops it with the next question, from the middle of what is held.
+    read = await read_of_next(cluster, chat, "Think again. " + words(460, 100))
     assert read > 0
     assert read % BLOCK == 0

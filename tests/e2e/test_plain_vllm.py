@@ -11,7 +11,7 @@ from demo.build_model import build
 from demo.servers import Server, free_port, stop_all, wait_for
 from demo.vllm_worker import VllmWorker
 from e2e.chat import Chat, bytes_read, words
-from e2e.cluster import BLOCK, KV_BYTES_PER_TOKEN, MODEL, default_logs
+from e2e.cluster import BLOCK, KV_BYTES_PER_TOKEN, MODEL, default_logs, wait_for_model
 
 pytestmark = pytest.mark.vllm
 
@@ -80,6 +80,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
         for server in servers:
             server.start()
         wait_for(servers, timeout=240)
+        wait_for_model(dev.url)
         yield Plain(workers["prefill"], workers["decode"], dev, dev.url)
     finally:
         stop_all(servers)

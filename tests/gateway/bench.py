@@ -192,7 +192,8 @@ class Engine:
         return web.json_response({"version": "0.32.0"})
 
     async def _metrics(self, _request):
-        return web.Response(text=f"process_start_time_seconds {1000 + self.kv_port}\n")
+        # As Prometheus clients write it.
+        return web.Response(text=f"process_start_time_seconds {1.79e9 + self.kv_port:.12e}\n")
 
 
 class Control:

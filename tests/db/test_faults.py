@@ -87,16 +87,11 @@ async def test_a_connection_cut_in_the_middle_happens_once_or_says_so(postgres, 
     assert await value(database, "a") == 1
 
 
-async def test_stopped_it_is_unavailable_at_once_and_comes_back_by_itself(
-    tmp_path_factory, replicas
-):
-    from db.postgres import Postgres
-
-    server = Postgres(tmp_path_factory.mktemp("stopped"))
+async def test_stopped_it_is_unavailable_at_once_and_comes_back_by_itself(postgres, replicas):
     try:
-        database = replicas(await server.new_database())
+        database = replicas(await postgres.new_database())
         await create(database, "a")
-        server.stop()
+        postgres.stop()
         started = time.monotonic()
         results = await asyncio.gather(
             *(database.run(add_one("a")) for _ in range(300)),
@@ -106,11 +101,11 @@ async def test_stopped_it_is_unavailable_at_once_and_comes_back_by_itself(
         assert all(isinstance(result, Unavailable) for result in results)
         assert results[0].retry_after
         assert time.monotonic() - started < 2
-        server.start()
+        postgres.start()
         assert await soon(lambda: database.run(add_one("a")), 5) == 1
         assert await value(database, "a") == 1
     finally:
-        server.close()
+        postgres.start()
 
 
 async def test_frozen_it_is_unavailable_after_a_bound_and_comes_back(postgres, replicas):
@@ -162,7 +157,7 @@ async def test_sqlite_locked_for_longer_than_it_waits_is_retried(tmp_path, repli
     from kvplane.db import database as module
 
     quick = module.sqlite_engine
-    monkeypatch.setattr(module, "sqlite_engine", lambda url, begin: quick(url, begin, 0.05))
+    monkeypatch.setattr(module, "sqlite_engine", lambda url, begin, **_: quick(url, begin, 0.05))
     url = f"sqlite:///{tmp_path}/x.db"
     database = replicas(url)
     await create(database, "a")

@@ -1,15 +1,14 @@
 """Group commit over both databases: what each caller can rely on."""
 
 import asyncio
-import threading
 
 import pytest
 from db.counters import COUNTERS, add_many, add_one, put, value
-from kvplane.db.database import Database
+from kvplane.db.database import Database, sqlite_engine
 from kvplane.kernel.clock import FakeClock
 from kvplane.kernel.context import Caller, caller, set_caller
 from kvplane.kernel.errors import NotFound, Unavailable
-from sqlalchemy import select, text
+from sqlalchemy import make_url, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 
@@ -92,10 +91,9 @@ async def test_who_goes_meanwhile_spoils_nothing(url, replicas):
     await database.run(lambda tx: COUNTERS.create(tx.connection))
     await database.run(put("a"))
     started = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def slow(tx):
-        loop.call_soon_threadsafe(started.set)
+        started.set()
         tx.connection.execute(select(COUNTERS)).all()
         return add_one("a")(tx)
 
@@ -163,14 +161,31 @@ async def test_sqlite_reads_do_not_wait_for_a_writer(tmp_path, replicas):
     database = replicas(f"sqlite:///{tmp_path}/x.db")
     await database.run(lambda tx: COUNTERS.create(tx.connection))
     await database.run(put("a"))
-    go_on = threading.Event()
-    writing = asyncio.create_task(database.run(lambda tx: go_on.wait(10)))
-    try:
-        async with asyncio.timeout(2):
-            assert await value(database, "a") == 0
-    finally:
-        go_on.set()
-        await writing
+    other = sqlite_engine(make_url(f"sqlite:///{tmp_path}/x.db"), "BEGIN IMMEDIATE")
+    with other.begin():
+        writing = asyncio.create_task(database.run(add_one("a")))
+        for _ in range(3):
+            async with asyncio.timeout(2):
+                assert await value(database, "a") == 0
+        assert not writing.done()
+    assert await writing == 1
+
+
+async def test_sqlite_s_log_does_not_grow_without_end(tmp_path, replicas):
+    database = replicas(f"sqlite:///{tmp_path}/x.db")
+    await database.run(lambda tx: COUNTERS.create(tx.connection))
+    await database.run(put("a"))
+    log = tmp_path / "x.db-wal"
+
+    def pages(n):
+        rows = [{"name": f"{n}-{i}" + "x" * 3000, "value": 0} for i in range(250)]
+        return lambda tx: tx.connection.execute(COUNTERS.insert(), rows)
+
+    sizes = []
+    for n in range(60):  # 15,000 pages and more; the log is begun anew at 8,000
+        await database.run(pages(n))
+        sizes.append(log.stat().st_size)
+    assert max(sizes) < 45 << 20
 
 
 async def test_a_database_in_memory_works_too():

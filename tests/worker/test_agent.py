@@ -200,16 +200,17 @@ def test_after_an_outage_everything_still_held_is_sent_again(
     assert {h.request_id for h in plane.plane.hellos[-1].held} == {"r2", "r3"}
 
 
-def test_a_forgotten_worker_registers_again_and_gives_up_its_old_holds(
+def test_a_forgotten_worker_registers_again_and_frees_nothing_by_itself(
     plane: PlaneThread, make_agent: Make
 ) -> None:
     owner = make_agent("d")
     report(plane, owner)
     plane.do(plane.plane.workers.clear)
     until(lambda: owner.epoch == 2)
-    # What an ended epoch owned is void: nobody may read it, so the engine frees it.
-    assert until(owner.take_orders) == [FreeNow("r1")]
     until(lambda: owner.away is None and plane.plane.hellos[-1].epoch == 2)
+    # Somebody may still be reading it: the lease service says when it may go.
+    assert [h.request_id for h in plane.plane.hellos[-1].held] == ["r1"]
+    assert owner.take_orders() == []
     owner.report_held(held("d", "r2"))
     assert until(lambda: own(plane, "r2")).epoch == 2
 

@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.client import Channels, lease_api, worker_api
+from kvplane.client.api import LeaseApi, WorkerApi
 from kvplane.kernel.clock import Clock, SystemClock
 from kvplane.kernel.digests import DigestChain
 from kvplane.kernel.errors import KvplaneError
@@ -246,7 +247,6 @@ class WorkerAgent:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop, self._new_held = asyncio.Event(), asyncio.Event()
         channels = Channels()
         config = self.config
         leases = lease_api(
@@ -261,6 +261,12 @@ class WorkerAgent:
             timeout=config.call_timeout_seconds,
             channels=channels,
         )
+        await self._serve(leases, workers)
+        await channels.close()
+
+    async def _serve(self, leases: LeaseApi, workers: WorkerApi) -> None:
+        """Do all the background work on the running loop, until `close`."""
+        self._stop, self._new_held = asyncio.Event(), asyncio.Event()
         self._reading.use(leases)
         loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("register", lambda: self._control.keep_registered(workers)),
@@ -280,7 +286,6 @@ class WorkerAgent:
                 await self._control.deregister(workers)
         except (KvplaneError, TimeoutError) as error:
             log.info("kvplane: left without a goodbye: %s", error)
-        await channels.close()
 
     async def _forever(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:

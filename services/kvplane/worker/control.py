@@ -86,10 +86,11 @@ class Control:
         )
         epoch = response.worker.epoch
         if self.epoch and epoch != self.epoch:
-            voided = self._holdings.void()
+            # What is held stays held until it is ordered to be freed: somebody may still
+            # be reading it. The lease service looks at it when Hello names it.
             log.warning(
-                "kvplane: worker %s begins epoch %d after %d; %d held requests are given up",
-                self._identity.worker_id, epoch, self.epoch, voided,
+                "kvplane: worker %s begins epoch %d after %d",
+                self._identity.worker_id, epoch, self.epoch,
             )  # fmt: skip
             self._epoch_ended()
         elif not self.epoch:

@@ -219,13 +219,6 @@ class Holdings:
         """Return a request's name."""
         return lease.OwnedHandle(engine_id=self._identity.engine_id, request_id=request_id)
 
-    def void(self) -> int:
-        """The epoch ended: what was reported is void for ever, so let the engine free it."""
-        with self._lock:
-            gone = [ident for ident, item in self._items.items() if item.sent]
-            self._orders.extend(FreeNow(ident) for ident in gone)
-            return len(gone)
-
     def command(self, message: lease.Command) -> str | None:
         """Take an order in; return its id when there is an answer already."""
         ident, request_id = message.command_id, message.handle.request_id

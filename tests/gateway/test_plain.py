@@ -72,7 +72,7 @@ async def test_they_are_registered_as_they_are(plain):
     assert (worker.compatibility.model, worker.compatibility.engine_version) == ("tiny", "0.32.0")
     assert (list(worker.served_models), worker.max_model_len) == (["tiny"], 8192)
     assert (worker.kv_host, worker.kv_port) == ("127.0.0.1", 5600)
-    assert first.instance_id == "started-6600"
+    assert first.instance_id == "started-1790005600000"
 
 
 async def test_one_that_stops_is_registered_again_when_it_comes_back(plain):

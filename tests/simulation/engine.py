@@ -1,0 +1,515 @@
+"""A model engine: a finite pool whose blocks say what they hold, and reads that take time.
+
+It calls the agent as the connector's scheduler half does (connector/kvplane_vllm/
+scheduler.py): ask, poll at each step, start right before the read goes out, look at the
+lease when it has come, obey orders, report what is pinned and what is freed.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplane.worker.agent import Held, HoldLonger, Pending, Permit
+from simulation.checker import Checker
+from simulation.loop import Process, SimClock, VirtualLoop
+
+BLOCK = 4
+_SURELY_HELD_S = 1.0
+
+
+class Contents:
+    """Names for what a block may hold: the tokens in it and all before them."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Any, ...], int] = {}
+
+    def name(self, before: int, tokens: tuple[Any, ...]) -> int:
+        """Return the one number of this content."""
+        return self._names.setdefault((before, tokens), len(self._names) + 1)
+
+    def of(self, space: tuple[str, str], tokens: list[int]) -> list[int]:
+        """Return the contents of the blocks of `tokens`, under an engine's kind and salt."""
+        before, names = self.name(0, space), []
+        for start in range(0, len(tokens), BLOCK):
+            before = self.name(before, tuple(tokens[start : start + BLOCK]))
+            names.append(before)
+        return names
+
+
+@dataclass
+class Request:
+    """One request, in one engine."""
+
+    ident: str
+    tokens: list[int]
+    params: dict[str, Any]
+    max_tokens: int
+    salt: str
+    answer: "asyncio.Future[dict[str, Any]]"
+    leg: str = "whole"
+    stage: str = "none"  # none, asked, reading, done
+    blocks: list[int] = field(default_factory=list)
+    ready_at: float | None = None  # computing: when it is done
+    read_tokens: int = 0
+    finished: bool = False
+
+    @property
+    def tag(self) -> dict[str, Any]:
+        """Our own key."""
+        return self.params.get("kvplane") or {}
+
+
+@dataclass
+class Pin:
+    """Blocks held after a request."""
+
+    blocks: list[int]
+    until: float
+    tenant: str
+    session: str
+    tokens: list[int]
+
+
+@dataclass
+class Transfer:
+    """A read on its way."""
+
+    request: Request
+    owner: tuple[str, str]  # engine id, request id
+    expected: list[int]
+    captured: list[int] = field(default_factory=list)
+    local: list[int] = field(default_factory=list)
+    tenant: str = ""
+    failed: bool = False
+    done: bool = False
+
+
+class Engine:
+    """One engine process."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        clock: SimClock,
+        process: Process,
+        agent: Any,
+        checker: Checker,
+        contents: Contents,
+        rng: random.Random,
+        fabric: "Fabric",
+        *,
+        engine_id: str,
+        address: str,
+        kind: str,
+        num_blocks: int,
+        hold_s: float,
+        block_read_s: float,
+    ) -> None:
+        self.loop, self.clock, self.process, self.agent = loop, clock, process, agent
+        self._checker, self._contents, self._rng, self._fabric = checker, contents, rng, fabric
+        self.engine_id, self.address, self.kind = engine_id, address, kind
+        self.num_blocks, self.hold_s, self._block_read_s = num_blocks, hold_s, block_read_s
+        self.memory = [0] * num_blocks
+        self._free = list(range(num_blocks))
+        self.pins: dict[str, Pin] = {}
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.transfers: dict[str, Transfer] = {}
+        self._quarantine: dict[str, list[int]] = {}
+        self._arrived: list[Transfer] = []
+        self._notified: list[str] = []
+        self._kick = asyncio.Event()
+        self.up = True
+
+    # -- from outside -------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Step for ever."""
+        while True:
+            self._step()
+            busy = self.waiting or self.running or self._arrived or self._notified
+            if busy:
+                await asyncio.sleep(0.01 + self._rng.random() * 0.03)
+                continue
+            self._kick.clear()
+            timer = self.loop.call_later(0.3, self._kick.set)
+            await self._kick.wait()
+            timer.cancel()
+
+    def submit(self, request: Request) -> None:
+        """Take a request in and ask for its read."""
+        params = request.params
+        if params.get("do_remote_decode"):
+            request.leg = "prefill"
+        elif params.get("do_remote_prefill"):
+            request.leg = "decode"
+        tag = request.tag
+        question: dict[str, Any] | None = None
+        if request.leg == "prefill" and tag.get("lease_id"):
+            lease = (tag["lease_id"], int(tag["fencing_token"]))
+            question = {"lease": lease, "min_tokens": BLOCK}
+        elif request.leg == "decode":
+            handle = (params["remote_engine_id"], params["remote_request_id"])
+            question = {"handle": handle}
+        elif params.get("plain"):
+            question = {"plain": params["plain"]}
+        if self.agent.plain and request.leg != "whole":
+            source = params.get("plain") or (params if request.leg == "decode" else None)
+            question = {"plain": source} if source else None
+        if question is not None:
+            request.stage = "asked"
+            self.agent.begin_read(
+                request.ident,
+                request.tokens,
+                tenant_id=tag.get("tenant", ""),
+                salt=request.salt,
+                **question,
+            )
+        self.waiting.append(request)
+        self._kick.set()
+
+    def abort(self, request: Request) -> None:
+        """The client has gone."""
+        if request.finished:
+            return
+        request.finished = True
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request in self.running:
+            self.running.remove(request)
+        if request.stage != "reading":
+            self._release(request.blocks, f"abort {request.ident}")
+            request.blocks = []
+        self.agent.abandon(request.ident)
+        if not request.answer.done():
+            request.answer.set_exception(ConnectionResetError("aborted"))
+
+    @property
+    def idle_blocks(self) -> int:
+        """How many are free."""
+        return len(self._free)
+
+    # -- a step -------------------------------------------------------------------
+
+    def _step(self) -> None:
+        for request in list(self.waiting):
+            self._schedule(request)
+        self._watch_reads()
+        self._obey()
+        self._outputs()
+        now = self.clock.monotonic()
+        for request in list(self.running):
+            if request.ready_at is not None and request.ready_at <= now:
+                self.running.remove(request)
+                self._finish(request)
+
+    def _schedule(self, request: Request) -> None:
+        agent = self.agent
+        permit: Permit | None = None
+        if request.stage == "asked":
+            answer = agent.poll_read(request.ident)
+            if isinstance(answer, Pending):
+                return
+            if isinstance(answer, Permit) and answer.num_tokens <= len(request.tokens):
+                permit = answer
+            else:
+                request.stage = "none"
+                agent.abandon(request.ident)
+        total = len(request.tokens) + request.max_tokens
+        if not self._allocate(request, -(-total // BLOCK)):
+            return
+        self.waiting.remove(request)
+        self.running.append(request)
+        if permit is None:
+            self._compute(request, 0)
+            return
+        if not agent.read_started(request.ident):
+            request.stage = "none"
+            agent.abandon(request.ident)
+            self._compute(request, 0)
+            return
+        self._checker.event("read", request.ident, permit.params["remote_request_id"])
+        if self._rng.random() < 0.03:
+            # All of it is in the engine's own cache: the owner is only notified.
+            self._fabric.notify(self, permit.params)
+            request.stage = "none"
+            agent.read_finished(request.ident, sent=True)
+            self._compute(request, 0)
+            return
+        self._read(request, permit)
+
+    def _read(self, request: Request, permit: Permit) -> None:
+        request.stage = "reading"
+        ids = list(permit.params["remote_block_ids"][0])
+        expected = self._contents.of((self.kind, request.salt), request.tokens[: permit.num_tokens])
+        transfer = Transfer(
+            request,
+            (permit.params["remote_engine_id"], permit.params["remote_request_id"]),
+            expected,
+            local=request.blocks[: len(ids)],
+            tenant=request.tag.get("tenant", ""),
+        )
+        request.read_tokens = permit.num_tokens
+        self.transfers[request.ident] = transfer
+        self._checker.read_started(self, transfer)
+        self._fabric.start(self, transfer, permit.params, ids, self._block_read_s)
+
+    def _watch_reads(self) -> None:
+        for transfer in list(self.transfers.values()):
+            request = transfer.request
+            if transfer.done or request.stage != "reading":
+                continue
+            if not request.finished and not self.agent.still_valid(request.ident):
+                self._checker.event("lost", request.ident)
+                self.agent.read_finished(request.ident, sent=True, failed=True)
+                request.stage = "none"
+                self._quarantine[request.ident] = request.blocks
+                request.blocks = []
+                self.running.remove(request)
+                self.waiting.append(request)
+
+    def _obey(self) -> None:
+        now = self.clock.monotonic()
+        for order in self.agent.take_orders():
+            pin = self.pins.get(order.request_id)
+            longer = isinstance(order, HoldLonger)
+            if pin is None or (longer and pin.until - now < _SURELY_HELD_S):
+                self.agent.order_done(order, done=False)
+                continue
+            if longer:
+                margin = self.agent.config.hold_margin_seconds
+                pin.until = max(pin.until, now + order.seconds + margin)
+            else:
+                pin.until = now
+            self._checker.event("order", order.request_id, "longer" if longer else "free")
+            self.agent.order_done(order, done=True, hold_seconds=pin.until - now)
+
+    def _outputs(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for transfer in arrived:
+            self._arrive(transfer)
+        now = self.clock.monotonic()
+        notified, self._notified = self._notified, []
+        freed = [ident for ident in notified if ident in self.pins]
+        over = [i for i, pin in self.pins.items() if pin.until <= now and i not in freed]
+        for ident in over:
+            self._checker.pin_ends(self, ident)
+        for ident in freed + over:
+            pin = self.pins.pop(ident)
+            self._release(pin.blocks, f"unpin {ident}")
+        if freed or over:
+            self.agent.report_freed(freed + over)
+
+    def _arrive(self, transfer: Transfer) -> None:
+        request = transfer.request
+        transfer.done = True
+        self.transfers.pop(request.ident, None)
+        blocks = self._quarantine.pop(request.ident, None)
+        if blocks is not None:
+            self._checker.read_dropped(self, transfer)
+            self._release(blocks, "quarantine")
+            return
+        usable = self.agent.still_valid(request.ident)
+        self.agent.read_finished(request.ident, sent=True, failed=transfer.failed)
+        request.stage = "none"
+        if request.finished:
+            self._checker.read_dropped(self, transfer)
+            self._release(request.blocks, f"aborted read {request.ident}")
+            request.blocks = []
+            return
+        if transfer.failed or not usable:
+            self._checker.read_dropped(self, transfer)
+            self._compute(request, 0)
+            return
+        self._checker.read_used(self, transfer)
+        self._compute(request, request.read_tokens)
+
+    def _compute(self, request: Request, have: int) -> None:
+        """Compute the rest, then the answer's tokens."""
+        contents = self._contents.of((self.kind, request.salt), request.tokens)
+        for index in range(have // BLOCK, len(contents)):  # a partial block is completed in place
+            self.memory[request.blocks[index]] = contents[index]
+        work = (len(request.tokens) - have) * 0.002 + request.max_tokens * 0.02
+        request.ready_at = self.clock.monotonic() + work * (0.5 + self._rng.random())
+
+    def _finish(self, request: Request) -> None:
+        request.finished = True
+        seed = self.memory[request.blocks[0]] * 31 + len(request.tokens)
+        reply = [(seed + 7 * i) % 50 + 1 for i in range(request.max_tokens)]
+        everything = request.tokens + reply
+        computed = len(everything) - 1 if request.leg != "prefill" else len(request.tokens)
+        contents = self._contents.of((self.kind, request.salt), everything[:computed])
+        keep = len(contents)
+        for index in range(len(request.tokens) // BLOCK, keep):
+            self.memory[request.blocks[index]] = contents[index]
+        kept, rest = request.blocks[:keep], request.blocks[keep:]
+        self._release(rest, f"tail of {request.ident}")
+        answer: dict[str, Any] = {"reply": reply, "read": request.read_tokens}
+        until = self.clock.monotonic() + self.hold_s
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": request.ident,
+            "remote_host": self.address,
+            "remote_port": 5600,
+            "remote_block_ids": [list(kept)],
+            "remote_num_tokens": computed,
+            "tp_size": 1,
+        }
+        tag = request.tag
+        tenant, session = tag.get("tenant", ""), tag.get("session", "")
+        self.pins[request.ident] = Pin(kept, until, tenant, session, everything[:computed])
+        self._checker.pinned(self, request.ident)
+        self.agent.report_held(
+            Held(
+                request_id=request.ident,
+                params=params,
+                tokens=everything,
+                num_tokens=computed,
+                hold_seconds=self.hold_s,
+                cuttable=True,
+                tenant_id=tenant,
+                session_id=session,
+                turn=tag.get("turn", 0),
+                for_decode=request.leg == "prefill",
+                salt=request.salt,
+            )
+        )
+        answer["kv_transfer_params"] = params
+        if not request.answer.done():
+            request.answer.set_result(answer)
+
+    # -- blocks -------------------------------------------------------------------
+
+    def _allocate(self, request: Request, count: int) -> bool:
+        if request.blocks:
+            return True
+        if len(self._free) < count:
+            return False
+        request.blocks = [self._free.pop() for _ in range(count)]
+        return True
+
+    def _release(self, blocks: list[int], why: str) -> None:
+        self._checker.freed(self, blocks, why)
+        self._free.extend(reversed(blocks))
+
+    # -- the fabric's side --------------------------------------------------------
+
+    def arrived(self, transfer: Transfer) -> None:
+        """A transfer of ours has ended."""
+        self._arrived.append(transfer)
+        self._kick.set()
+
+    def notified(self, request_id: str) -> None:
+        """Somebody has read this."""
+        self._notified.append(request_id)
+        self._kick.set()
+
+
+class Fabric:
+    """NIXL: reads another engine's memory block by block, then notifies it."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
+        self._loop, self._rng = loop, rng
+        self.engines: dict[str, Engine] = {}  # by address
+        self.nics: dict[str, Process] = {}
+        self.lose_notifications = 0.0
+        self.slow_chance, self.slow_s = 0.0, 0.0
+        self.faults = 0
+
+    def start(
+        self,
+        reader: Engine,
+        transfer: Transfer,
+        params: dict[str, Any],
+        ids: list[int],
+        block_s: float,
+    ) -> None:
+        """Begin a read. It goes on while the reader's process is frozen."""
+        nic = self.nics[reader.engine_id]
+        self._loop.spawn(nic, self._run(reader, transfer, params, ids, block_s))
+
+    async def _run(
+        self,
+        reader: Engine,
+        transfer: Transfer,
+        params: dict[str, Any],
+        ids: list[int],
+        block_s: float,
+    ) -> None:
+        rng = self._rng
+        if rng.random() < self.slow_chance:
+            block_s = self.slow_s / len(ids)
+        for index, block in enumerate(ids):
+            await asyncio.sleep(block_s * (0.5 + rng.random()))
+            owner = self._owner(params)
+            if owner is None:
+                transfer.failed = True
+                break
+            held = owner.memory[block]
+            transfer.captured.append(held)
+            reader.memory[transfer.local[index]] = held
+        transfer.done = True
+        if not transfer.failed:
+            self.notify(reader, params)
+        self._loop.post(reader.process, reader.arrived, transfer)
+
+    def notify(self, reader: Engine, params: dict[str, Any]) -> None:
+        """Tell the owner that its blocks have been read."""
+        owner = self._owner(params)
+        if owner is None:
+            return
+        if self._rng.random() < self.lose_notifications:
+            self.faults += 1
+            return
+        at = self._loop.time() + self._rng.random() * 0.01
+        self._loop.post_at(at, owner.process, owner.notified, params["remote_request_id"])
+
+    def _owner(self, params: dict[str, Any]) -> Engine | None:
+        """Return who is read. NIXL's handshake refuses another engine at the same address."""
+        owner = self.engines.get(params["remote_host"])
+        if owner is None or not owner.up or owner.engine_id != params["remote_engine_id"]:
+            return None
+        return owner
+
+
+class PlainAgent:
+    """What today's proxies have: the last handle, no lease, no comparison."""
+
+    plain = True
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[dict[str, Any], int]] = {}
+
+    def begin_read(self, ident: str, tokens: list[int], *, plain: Any = None, **_: Any) -> None:
+        if plain:
+            self._asked[ident] = (plain, len(tokens))
+
+    def poll_read(self, ident: str) -> Any:
+        params, mine = self._asked.get(ident, (None, 0))
+        if not params:
+            return None
+        count = min(params["remote_num_tokens"], mine)
+        if count < params["remote_num_tokens"]:
+            count -= count % BLOCK
+        if count < 1:
+            return None
+        blocks = params["remote_block_ids"][0][: -(-count // BLOCK)]
+        return Permit(count, {**params, "remote_block_ids": [blocks]})
+
+    def read_started(self, ident: str) -> bool:
+        return True
+
+    def still_valid(self, ident: str) -> bool:
+        return True
+
+    def read_finished(self, ident: str, *, sent: bool, failed: bool = False) -> None: ...
+    def abandon(self, ident: str) -> None: ...
+    def report_held(self, held: Held) -> None: ...
+    def report_freed(self, request_ids: Any) -> None: ...
+    def order_done(self, order: Any, *, done: bool, hold_seconds: float = 0.0) -> None: ...
+
+    def take_orders(self) -> list[Any]:
+        return []

@@ -1,0 +1,330 @@
+"""One world: replicas, workers, users, faults; run to the end, then looked at for leaks."""
+
+import gc
+import random
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplane.api.lease.v1 import lease_pb2
+from kvplane.api.routing.v1 import routing_pb2
+from kvplane.kernel.context import Caller, set_caller
+from kvplane.kernel.errors import KvplaneError
+from kvplane.lease.domain import LeaseConfig
+from kvplane.routing.domain import RoutingConfig
+from kvplane.session.domain import SessionConfig
+from kvplane.worker.agent import AgentConfig
+from simulation.checker import Checker
+from simulation.database import Store
+from simulation.engine import Contents, Fabric
+from simulation.loop import Process, SimClock, Stuck, VirtualLoop
+from simulation.network import Network, Weather
+from simulation.plane import Replica
+from simulation.scenario import MESSAGE_FAULTS, Fault, Scenario
+from simulation.traffic import Talk
+from simulation.worker import Worker
+
+_MARGIN_S = 1.5
+_HOLD_MARGIN_S = 1.0
+_BEFORE_S = 1.5
+_LONGEST_S = 90.0
+
+
+@dataclass
+class Outcome:
+    """What a run has shown."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    steps: int = 0
+    faults: int = 0
+    reads_checked: int = 0
+    reads_dropped: int = 0
+    wrong_but_dropped: int = 0
+    wrong_reads: int = 0
+    turns: int = 0
+    transactions: int = 0
+    virtual_s: float = 0.0
+    log: list[str] = field(default_factory=list)
+
+
+class World:
+    """See the module. `plain`: the same without kvplane."""
+
+    def __init__(self, scenario: Scenario, *, plain: bool = False, trace: bool = False) -> None:
+        self.scenario, self.plain = scenario, plain
+        seed = scenario.seed
+        random.seed(f"jitter {seed}")
+        self.loop = VirtualLoop(random.Random(f"order {seed}"))
+        self.checker = Checker(self.loop, _MARGIN_S, trace)
+        self.network = Network(self.loop, random.Random(f"network {seed}"))
+        self.network.watch = self.checker.answered
+        self.turns = self.requests = self.faults = 0
+        self.replicas: list[Replica] = []
+        self.store: Store | None = None
+        if not plain:
+            self._build_plane()
+        fabric_rng = random.Random(f"fabric {seed}")
+        self.fabric = Fabric(self.loop, fabric_rng)
+        contents = Contents()
+        agent = AgentConfig(
+            routing="r:1", lease="l:1", lease_ttl_seconds=scenario.ttl_s,
+            hold_margin_seconds=_HOLD_MARGIN_S, read_limit_seconds=20.0,
+        )  # fmt: skip
+        self.workers = [
+            Worker(
+                self.loop, random.Random(f"worker {seed} {index}"), self.checker, contents,
+                self.fabric, None if plain else self.network, agent,
+                index=index, role=role, kind=kind, num_blocks=scenario.num_blocks,
+                hold_s=scenario.hold_s, block_read_s=scenario.block_read_s,
+            )
+            for index, (role, kind) in enumerate(scenario.workers)
+        ]  # fmt: skip
+        self.talks = [Talk(self, i, plan) for i, plan in enumerate(scenario.conversations)]
+        self._operator = Process("operator")
+
+    def _build_plane(self) -> None:
+        scenario = self.scenario
+        self.store = Store(SimClock(self.loop, 0.0), random.Random(f"store {scenario.seed}"))
+        self.store.watch = self.checker.committed
+        self.checker.store = self.store
+        lease = LeaseConfig(
+            ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S, sweep_interval_s=1.0,
+            restart_grace_s=scenario.ttl_s, tick_interval_s=1.0, poll_interval_s=0.5,
+        )  # fmt: skip
+        routing = RoutingConfig(
+            heartbeat_interval_s=1.5, worker_timeout_s=4.0, sweep_interval_s=1.0
+        )
+        session = SessionConfig(sweep_interval_s=1.5, free_retry_s=3.0)
+        self.replicas = [
+            Replica(self.loop, self.network, self.store, index, lease, routing, session)
+            for index in range(scenario.replicas)
+        ]
+
+    def run(self) -> Outcome:
+        """Run it all."""
+        loop, scenario = self.loop, self.scenario
+        for replica, offset in zip(self.replicas, scenario.clocks, strict=False):
+            replica.start(SimClock(loop, random.uniform(0, 1e5), offset))
+        for worker in self.workers:
+            worker.start()
+        tasks = [
+            loop.post_at(_BEFORE_S, talk.process, self._begin_talk, talk) for talk in self.talks
+        ]
+        assert len(tasks) == len(self.talks)
+        for fault in scenario.faults:
+            loop.post_at(_BEFORE_S + fault.at, self._operator, self._strike, fault)
+        try:
+            self._run_until_quiet()
+        except Stuck as stuck:
+            self.checker.violated(7, str(stuck))
+        except Exception as error:  # noqa: BLE001 - a fault of the simulation shows as one
+            self.checker.violated(0, f"crashed: {error!r}")
+            raise
+        finally:
+            loop.close()
+        for text in loop.errors + self.network.unexpected:
+            self.checker.violated(0, text)
+        return self._outcome()
+
+    def _begin_talk(self, talk: Talk) -> None:
+        talk.task = self.loop.spawn(talk.process, talk.run())
+
+    def _run_until_quiet(self) -> None:
+        loop, scenario = self.loop, self.scenario
+        now = _BEFORE_S
+        end = _BEFORE_S + max((f.at + f.lasts for f in scenario.faults), default=0.0)
+        while now < _LONGEST_S:
+            now += 1.0
+            loop.run_to(now)
+            if self.checker.violations:
+                return
+            if now >= end and all(talk.task is not None and talk.task.done() for talk in self.talks):
+                break
+        for talk in self.talks:
+            if talk.task is not None and not talk.task.done():
+                self.checker.violated(7, f"{talk.process} never ended")
+            elif talk.task is not None and talk.task.exception() is not None:
+                raise AssertionError("a user crashed") from talk.task.exception()
+        self._drain(now)
+
+    def _drain(self, now: float) -> None:
+        """Traffic has ended and all is healed: nothing may stay held."""
+        deadline = now + 45.0
+        while now < deadline:
+            now += 1.0
+            self.loop.run_to(now)
+            if self.checker.violations:
+                return
+            if not self._held():
+                return
+        self.checker.violated(7, f"still held: {self._held()}")
+
+    def _held(self) -> str:
+        held = []
+        for worker in self.workers:
+            engine = worker.engine
+            assert engine is not None
+            busy = engine.num_blocks - engine.idle_blocks
+            if busy or engine.pins or engine.running or engine.waiting:
+                held.append(f"{busy} blocks at {worker.worker_id}")
+            if not self.plain:
+                agent = engine.agent
+                if len(agent._holdings) or agent._reading._entries or agent._reading._digests:
+                    held.append(f"records in {worker.worker_id}'s agent")
+        if self.store is not None:
+            if rows := self.store.select("SELECT request_id FROM ownerships WHERE state <= 2"):
+                held.append(f"ownerships {rows}")
+            if rows := self.store.select("SELECT lease_id FROM leases WHERE state<=2 OR draining"):
+                held.append(f"leases {rows}")
+        return ", ".join(held)
+
+    def _outcome(self) -> Outcome:
+        checker = self.checker
+        return Outcome(
+            seed=self.scenario.seed,
+            violations=checker.violations,
+            steps=self.loop.steps,
+            faults=self.faults + self.network.faults + self.fabric.faults,
+            reads_checked=checker.reads_checked,
+            reads_dropped=checker.reads_dropped,
+            wrong_but_dropped=checker.wrong_but_dropped,
+            wrong_reads=checker.wrong_reads,
+            turns=self.turns,
+            transactions=self.store.transactions if self.store else 0,
+            virtual_s=self.loop.time(),
+            log=list(checker.log),
+        )
+
+    # -- faults -------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        """Let it begin, and see to its end."""
+        self.checker.event("FAULT", fault)
+        end = self.loop.time() + fault.lasts
+        undo = self._begin_fault(fault)
+        if undo is not None:
+            if fault.kind not in MESSAGE_FAULTS:
+                self.faults += 1
+
+            def healed() -> None:
+                self.checker.event("HEALED", f"f{fault.index}")
+                undo()
+
+            self.loop.post_at(end, self._operator, healed)
+
+    def _begin_fault(self, fault: Fault) -> Any:
+        args, kind, fabric = fault.args, fault.kind, self.fabric
+        if kind == "slow_reads":
+            fabric.slow_chance, fabric.slow_s = args["chance"], args["read_s"]
+            return lambda: setattr(fabric, "slow_chance", 0.0)
+        if kind == "lost_notifications":
+            fabric.lose_notifications = args["chance"]
+            return lambda: setattr(fabric, "lose_notifications", 0.0)
+        if kind in ("kill_worker", "freeze_worker"):
+            worker = self.workers[args["worker"]]
+            if not worker.up:
+                return None
+            if kind == "kill_worker":
+                worker.kill()
+                return lambda: None if worker.up else worker.start()
+            worker.freeze()
+            return worker.thaw
+        if self.plain:
+            return None
+        if kind in MESSAGE_FAULTS:
+            rng = random.Random(f"weather {self.scenario.seed} {fault.index}")
+            weather = Weather(kind, args["chance"], args["of"], args.get("most_s", 0.0), rng)
+            self.network.weather.append(weather)
+            return lambda: self.network.weather.remove(weather)
+        return self._plane_fault(fault)
+
+    def _plane_fault(self, fault: Fault) -> Any:
+        args, store = fault.args, self.store
+        assert store is not None
+        match fault.kind:
+            case "db_away":
+                store.away = True
+                return lambda: setattr(store, "away", False)
+            case "db_slow":
+                store.slow_s = args["most_s"]
+                return lambda: setattr(store, "slow_s", 0.0)
+            case "db_in_doubt":
+                store.in_doubt = args["chance"]
+                return lambda: setattr(store, "in_doubt", 0.0)
+            case "revoke":
+                self.loop.spawn(self._operator, self._revoke())
+                return lambda: None
+            case "drain":
+                worker_id = self.workers[args["worker"]].worker_id
+                self.loop.spawn(self._operator, self._take_out(worker_id, undo=False))
+                return lambda: self.loop.spawn(
+                    self._operator, self._take_out(worker_id, undo=True)
+                )
+        replica = self.replicas[args["replica"]]
+        match fault.kind:
+            case "cut":
+                replica.cut_streams()
+                return lambda: None
+            case "mute":
+                assert replica.server is not None
+                muted = sorted(replica.server.inside, key=lambda s: s._method.process.name)
+                for stream in muted:
+                    stream.mute(up=args["up"], down=args["down"])
+                return lambda: [stream.cut() for stream in muted]
+            case "clock":
+                replica.clock.wall_offset_s += args["offset_s"]
+                return lambda: None
+            case "freeze_replica":
+                process = replica.process
+                self.loop.freeze(process)
+                return lambda: self.loop.thaw(process)
+            case "kill_replica":
+                if not replica.process.alive:
+                    return None
+                replica.kill()
+                return lambda: self._restart(replica)
+        raise AssertionError(fault.kind)
+
+    def _restart(self, replica: Replica) -> None:
+        if not replica.process.alive:
+            replica.start(SimClock(self.loop, random.uniform(0, 1e5), random.uniform(-5, 5)))
+
+    async def _revoke(self) -> None:
+        assert self.store is not None
+        rows = self.store.select(
+            "SELECT lease_id, tenant_id FROM leases WHERE state <= 2 ORDER BY lease_id"
+        )
+        leases = self.network.client(
+            self._operator, SimClock(self.loop, 0.0), lease_pb2, "LeaseService", 3.0
+        )
+        for lease_id, tenant in rows:
+            set_caller(Caller(tenant_id=tenant))
+            try:
+                await leases.RevokeLease(lease_pb2.RevokeLeaseRequest(lease_id=lease_id))
+            except KvplaneError as error:
+                self.checker.event("not revoked", lease_id, error)
+
+    async def _take_out(self, worker_id: str, *, undo: bool) -> None:
+        workers = self.network.client(
+            self._operator, SimClock(self.loop, 0.0), routing_pb2, "WorkerService", 3.0
+        )
+        request = routing_pb2.DrainWorkerRequest(worker_id=worker_id, undo=undo)
+        try:
+            await workers.DrainWorker(request)
+        except KvplaneError as error:
+            self.checker.event("not drained", worker_id, error)
+
+
+def run(scenario: Scenario, *, plain: bool = False, trace: bool = False) -> Outcome:
+    """Run a scenario. What killed processes leave behind is thrown away unfinished."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    # A collection in the middle would end abandoned tasks, each time at another step.
+    gc.disable()
+    try:
+        return World(scenario, plain=plain, trace=trace).run()
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        sys.unraisablehook = hook

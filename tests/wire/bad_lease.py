@@ -58,7 +58,7 @@ def _reports(at: str, **more: bool) -> list[Bad]:
     return [
         *_anchor(at, **more),
         *bad(f"{at}ownerships", [pb.Ownership()] * 1001, **more),
-        *bad(f"{own}.tenant_id", *IDENTIFIERS, "x" * 65, **more),
+        *bad(f"{own}.tenant_id", *IDENTIFIERS, "a/b", "x" * 65, **more),
         *bad(f"{own}.session_id", *IDENTIFIERS[1:], **more),
         *bad(f"{own}.turn", 0, -1, LEAST, **more),
         *bad(f"{own}.worker_id", "another", **more),

@@ -11,13 +11,17 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
-from kvplane.cli.compose import PORTS, Assembly
+from kvplane.cli.compose import Assembly
 from kvplane.client.channels import MAX_MESSAGE_BYTES
 from kvplane.db.database import Database
 from kvplane.gateway import main as gateway_main
 from kvplane.gateway.config import GatewayConfig
 from kvplane.kernel.clock import FakeClock
+from kvplane.runtime.auth import TrustedNetwork
+from kvplane.runtime.metrics import RpcMetrics
+from kvplane.runtime.process import GrpcProcess
 from kvplane.runtime.settings import load
+from prometheus_client import CollectorRegistry
 from wire.methods import METHODS, Method
 
 DETAILS = "grpc-status-details-bin"
@@ -137,7 +141,17 @@ async def running(template: Path, folder: Path) -> AsyncIterator[Plane]:
     sessions = made.session(leases)
     tenants = made.tenant()
     routing, workers = made.routing(leases, sessions)
-    process = made.process(tenants, PORTS["dev"])
+    # As Assembly.process does, but for metrics of its own: there may be several here.
+    process = GrpcProcess(
+        settings,
+        clock,
+        made.database,
+        TrustedNetwork(),
+        made.servicers,
+        made.parts,
+        0,
+        RpcMetrics(CollectorRegistry()),
+    )
     config = GatewayConfig(
         max_body_bytes=100_000, drain_s=0, refresh_interval_s=0.05, connect_timeout_s=0.5
     )

@@ -4,6 +4,8 @@ import re
 
 from kvplane.kernel.errors import InvalidField
 
+TENANT_ID_BYTES = 64
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")
 
 
@@ -12,6 +14,14 @@ def identifier(field: str, value: str, max_length: int = 128) -> str:
     text(field, value, max_length)
     if not _ID.match(value):
         raise InvalidField(field, "use letters, digits and . _ : / - only, a letter or digit first")
+    return value
+
+
+def tenant_id(field: str, value: str) -> str:
+    """1 to 64 of letters, digits and ``. _ -``, beginning with a letter or digit."""
+    identifier(field, value, TENANT_ID_BYTES)
+    if ":" in value or "/" in value:
+        raise InvalidField(field, "use letters, digits and . _ - only, a letter or digit first")
     return value
 
 

@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.kernel.digests import DIGEST_SIZE
 from kvplane.kernel.errors import InvalidField
-from kvplane.kernel.validate import at_most_items, between, identifier, page_size, plain
+from kvplane.kernel.validate import at_most_items, between, identifier, page_size, plain, tenant_id
 from kvplane.lease.store import GrantOrder, LeaseRef, Page, ReportedItem
 from kvplane.lease.values import (
     Handle,
@@ -102,7 +102,7 @@ def reported(
 
 
 def _reported_item(field: str, worker_id: str, epoch: int, message: pb.Ownership) -> ReportedItem:
-    identifier(f"{field}.tenant_id", message.tenant_id, 64)
+    tenant_id(f"{field}.tenant_id", message.tenant_id)
     if message.session_id:
         identifier(f"{field}.session_id", message.session_id)
     between(f"{field}.turn", message.turn, 1 if message.session_id else 0, _MAX_INT64)

@@ -133,7 +133,7 @@ def _named_tenant(metadata: Mapping[str, str]) -> str:
     named = metadata.get(TENANT_KEY)
     if not named:
         return DEFAULT_TENANT
-    return validate.identifier(TENANT_KEY, named, 64)
+    return validate.tenant_id(TENANT_KEY, named)
 
 
 def _request_id(metadata: Mapping[str, str], ids: Ids) -> str:

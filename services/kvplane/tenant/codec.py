@@ -7,17 +7,8 @@ from kvplane.kernel import validate
 from kvplane.kernel.errors import InvalidField
 from kvplane.tenant.domain import ApiKey, Tenant
 
-TENANT_ID_BYTES = 64
 DISPLAY_NAME_BYTES = 256
 KEY_ID_BYTES = 64
-
-
-def tenant_id(value: str, field: str = "tenant_id") -> str:
-    """1 to 64 of letters, digits and . _ - with a letter or digit first."""
-    validate.identifier(field, value, TENANT_ID_BYTES)
-    if ":" in value or "/" in value:
-        raise InvalidField(field, "use letters, digits and . _ - only, a letter or digit first")
-    return value
 
 
 def display_name(value: str) -> str:
@@ -41,7 +32,7 @@ def after(token: str) -> str:
         return ""
     try:
         raw = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-        return tenant_id(raw, "page_token")
+        return validate.tenant_id("page_token", raw)
     except (ValueError, InvalidField):
         raise InvalidField("page_token", "is not one that was given out") from None
 

@@ -19,7 +19,7 @@ class TenantServicer(tenant_pb2_grpc.TenantServiceServicer):
         self, request: pb.CreateTenantRequest, context: Any = None
     ) -> pb.CreateTenantResponse:
         """Make a tenant."""
-        tenant_id = codec.tenant_id(request.tenant_id)
+        tenant_id = validate.tenant_id("tenant_id", request.tenant_id)
         display_name = codec.display_name(request.display_name)
         tenant = await self._service.create(tenant_id, display_name)
         return pb.CreateTenantResponse(tenant=codec.tenant_message(tenant))
@@ -28,7 +28,7 @@ class TenantServicer(tenant_pb2_grpc.TenantServiceServicer):
         self, request: pb.GetTenantRequest, context: Any = None
     ) -> pb.GetTenantResponse:
         """Return a tenant."""
-        tenant = await self._service.get(codec.tenant_id(request.tenant_id))
+        tenant = await self._service.get(validate.tenant_id("tenant_id", request.tenant_id))
         return pb.GetTenantResponse(tenant=codec.tenant_message(tenant))
 
     async def ListTenants(
@@ -47,14 +47,16 @@ class TenantServicer(tenant_pb2_grpc.TenantServiceServicer):
         self, request: pb.CreateApiKeyRequest, context: Any = None
     ) -> pb.CreateApiKeyResponse:
         """Make a key and show its secret, once."""
-        key, secret = await self._service.create_key(codec.tenant_id(request.tenant_id))
+        key, secret = await self._service.create_key(
+            validate.tenant_id("tenant_id", request.tenant_id)
+        )
         return pb.CreateApiKeyResponse(api_key=codec.key_message(key), secret=secret)
 
     async def ListApiKeys(
         self, request: pb.ListApiKeysRequest, context: Any = None
     ) -> pb.ListApiKeysResponse:
         """Return a tenant's keys."""
-        keys = await self._service.list_keys(codec.tenant_id(request.tenant_id))
+        keys = await self._service.list_keys(validate.tenant_id("tenant_id", request.tenant_id))
         return pb.ListApiKeysResponse(api_keys=[codec.key_message(key) for key in keys])
 
     async def RevokeApiKey(

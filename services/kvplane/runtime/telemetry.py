@@ -7,8 +7,13 @@ from kvplane.runtime.settings import WrongSettings
 
 
 def configure(settings: TelemetrySettings, service: str) -> None:
-    """Send spans to the endpoint, if there is one. Raises WrongSettings."""
-    if not settings.enabled or not settings.otlp_endpoint:
+    """Pass traces on; send spans to the endpoint, if there is one. Raises WrongSettings."""
+    if not settings.enabled:
+        return
+    # Where it is loaded, kvplane.client takes the trace along.
+    import opentelemetry.propagate  # noqa: F401, PLC0415
+
+    if not settings.otlp_endpoint:
         return
     try:
         from opentelemetry import trace  # noqa: PLC0415

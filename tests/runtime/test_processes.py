@@ -205,3 +205,87 @@ def test_services_of_their_own_find_one_another(tmp_path):
         for service in (session, lease, routing):
             service.signal()
         assert [service.ended() for service in (session, lease, routing)] == [0, 0, 0]
+
+
+def test_with_api_keys_a_service_asks_the_session_service_whose_they_are(tmp_path):
+    database = f"sqlite:///{tmp_path}/shared.db"
+    ports = {name: free_port() for name in ("session", "lease")}
+    env = {
+        "KVPLANE_DATABASE_URL": database,
+        "KVPLANE_GRPC_STATUS_PORT": "0",
+        "KVPLANE_AUTH_MODE": "api_key",
+        "KVPLANE_AUTH_INTERNAL_TOKEN": "between-us",
+        **{f"KVPLANE_{n.upper()}_ADDRESS": f"127.0.0.1:{port}" for n, port in ports.items()},
+    }
+    assert kvplane("migrate", "up", cwd=tmp_path, **env).returncode == 0
+
+    def one(name):
+        return running("serve", name, "--port", str(ports[name]), cwd=tmp_path / name, **env)
+
+    def ask(*command, token):
+        return kvplane(*command, cwd=tmp_path, **env, KVPLANE_TOKEN=token)
+
+    with one("session") as session, one("lease") as lease:
+        for service in (session, lease):
+            service.wait_for('"message":"ready"')
+        assert ask("tenants", "create", "acme", token="between-us").returncode == 0
+        made = ask("tenants", "key", "create", "acme", "--json", token="between-us")
+        secret = json.loads(made.stdout)["secret"]
+        good = ask("leases", "list", token=secret)
+        assert (good.returncode, good.stdout) == (0, "")
+        wrong = ask("leases", "list", token="kvp_wrong")
+        assert wrong.returncode == 1
+        assert wrong.stderr.endswith("(pass it with --token or KVPLANE_TOKEN)\n")
+        denied = ask("tenants", "create", "bolt", token=secret)
+        assert denied.returncode == 1
+        assert "internal token" in denied.stderr
+        logged = [json.loads(line) for line in lease.err.read_text().splitlines()]
+        assert [c["tenant"] for c in logged if c.get("code") == "OK"] == ["acme"]
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    database = f"sqlite:///{tmp_path}/shared.db"
+    assert kvplane("migrate", "up", "--database", database, cwd=tmp_path).returncode == 0
+    port = free_port()
+    with running(
+        *("serve", "lease", "--port", str(port)),
+        cwd=tmp_path / "lease",
+        KVPLANE_DATABASE_URL=database,
+        KVPLANE_GRPC_STATUS_PORT="0",
+        KVPLANE_GRPC_DRAIN_S="60",
+        KVPLANE_LEASE_MAX_HOLD_S="100",
+    ) as service:
+        service.wait_for('"message":"ready"')
+
+        async def hang():
+            """A call that waits for a report, so that the drain has something to wait for."""
+            from kvplane.api.lease.v1 import lease_pb2
+            from kvplane.client import lease_api
+
+            channels = Channels()
+            api = lease_api(f"127.0.0.1:{port}", channels=channels)
+            request = lease_pb2.GrantLeaseRequest(
+                request_id="g",
+                holder={"worker_id": "w", "epoch": 1, "compatibility": "c"},
+                handle={"engine_id": "e", "request_id": "r"},
+                wait={"seconds": 1},
+            )
+            call = asyncio.create_task(api.GrantLease(request))
+            await asyncio.sleep(0.3)
+            service.signal(signal.SIGTERM)
+            await asyncio.to_thread(service.wait_for, '"message":"draining"')
+            service.signal(signal.SIGTERM)
+            code = await asyncio.to_thread(service.ended, 5)
+            await asyncio.gather(call, return_exceptions=True)
+            await channels.close()
+            return code
+
+        assert asyncio.run(hang()) == 128 + signal.SIGTERM
+
+
+def test_open_to_everybody_is_said(tmp_path):
+    with running(
+        *("serve", "lease", "--host", "0.0.0.0", "--port", "0"),
+        cwd=tmp_path,
+    ) as service:
+        service.wait_for("everybody who reaches this address")

@@ -21,11 +21,19 @@ def run_service(service: str, config: Path | None, host: str | None, port: int |
     """Run one service until SIGTERM."""
     section = "gateway" if service == "gateway" else "grpc"
     settings = settings_or_exit(config, **flags(**{section: {"host": host, "port": port}}))
+    listens = getattr(settings, section).host
 
     async def main() -> None:
+        import structlog
+
         from kvplane.kernel.clock import SystemClock
         from kvplane.runtime.process import run
 
+        if settings.auth.mode == "none" and not _is_loopback(listens):
+            structlog.get_logger().warning(
+                "everybody who reaches this address is believed to be whom they say: see auth.mode",
+                host=listens,
+            )
         if service == "gateway":
             from kvplane.cli.front import GatewayProcess
 

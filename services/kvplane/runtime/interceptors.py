@@ -18,6 +18,7 @@ from kvplane.runtime.auth import Authenticator
 from kvplane.runtime.logs import CallLog
 from kvplane.runtime.metrics import MethodMetrics, RpcMetrics
 from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
+from kvplane.runtime.unreadable import Unreadable, complaint, lenient, readable
 
 _OURS: Final = "/kvplane."
 
@@ -80,13 +81,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
-            behaviour = self._stream(method, handler.stream_stream or handler.unary_stream)
+            behaviour = self._stream(
+                method,
+                handler.stream_stream or handler.unary_stream,
+                many=handler.request_streaming,
+            )
         elif method.startswith(_OURS):
             make = grpc.unary_unary_rpc_method_handler
             behaviour = self._unary(method, handler.unary_unary)
         else:
             return handler
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+        read = handler.request_deserializer
+        if method.startswith(_OURS):
+            read = lenient(read)
+        return make(behaviour, read, handler.response_serializer)
 
     def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
         name = _short_name(method)
@@ -99,6 +107,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 try:
                     await self._enter(method, context)
+                    if isinstance(request, Unreadable):
+                        raise complaint(request, method)
                     if context.time_remaining() is not None:  # gRPC cancels us at its end
                         answer = await behaviour(request, context)
                     else:
@@ -125,7 +135,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise _Late(f"no answer within {self._default_deadline:g} s") from None
             raise
 
-    def _stream(self, method: str, behaviour: Callable[..., Any]) -> Any:
+    def _stream(self, method: str, behaviour: Callable[..., Any], *, many: bool) -> Any:
         ours = method.startswith(_OURS)
         name = _short_name(method)
         metrics = self._metrics.method(name, streaming=True)
@@ -144,6 +154,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         raise _draining()
                     if ours:
                         await self._enter(method, context)
+                        if isinstance(request, Unreadable):
+                            raise complaint(request, method)
+                    if ours and many:
+                        request = readable(request, method)
                     answers = aiter(behaviour(request, context))
                     async with contextlib.aclosing(answers):
                         async for answer in answers:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from kvplane.client import close_channels
 from kvplane.db.database import Database
 from kvplane.db.schema import schema_problem
 from kvplane.kernel.clock import Clock
@@ -102,12 +103,13 @@ class GrpcProcess:
             await part.stop()
         await self._status.stop()
         await self._database.close()
+        await close_channels()
 
     async def _check_database(self) -> str | None:
         problem = await schema_problem(self._database)  # raises when the database is away
         self._schema_problem = problem
-        if problem is None and not self._started:
-            for part in self._parts:
+        if problem is None:
+            for part in self._parts[len(self._started) :]:
                 await part.start()
                 self._started.append(part)
         return problem

@@ -89,7 +89,7 @@ class GatewayConfig:
     max_header_bytes: int = 16_384
 
     # How long Route may take before the gateway goes on without it.
-    route_timeout_s: float = 0.5
+    route_timeout_s: float = 1.0
     # How long the end of an answer may wait for Complete; it goes on in the background.
     complete_wait_s: float = 0.05
     complete_timeout_s: float = 5.0

@@ -207,7 +207,7 @@ class GatewaySettings(Section):
     )
     max_body_bytes: int = Field(33_554_432, ge=1, description="Largest request body in bytes.")
     route_timeout_s: Positive = Field(
-        0.5, description="Longest wait in seconds for the routing service."
+        1.0, description="Longest wait in seconds for the routing service."
     )
     connect_timeout_s: Positive = Field(
         2.0, description="Longest wait in seconds for a connection to an engine."

@@ -102,6 +102,7 @@ class Plane(lease_pb2_grpc.LeaseServiceServicer, routing_pb2_grpc.WorkerServiceS
         out = self._streams[hello.worker_id] = asyncio.Queue()
         reader = asyncio.create_task(self._read(hello, requests, out))
         try:
+            await self._called("Welcome", context)
             yield lease.ConnectResponse(
                 welcome=lease.Welcome(anchor=self.clock.now_us(), tick_interval=seconds(self.tick))
             )

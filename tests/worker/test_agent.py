@@ -200,6 +200,21 @@ def test_after_an_outage_everything_still_held_is_sent_again(
     assert {h.request_id for h in plane.plane.hellos[-1].held} == {"r2", "r3"}
 
 
+def test_what_is_freed_while_a_stream_opens_is_withdrawn(
+    plane: PlaneThread, make_agent: Make
+) -> None:
+    owner = make_agent("d")
+    report(plane, owner)
+    plane.stop()
+    until(lambda: owner.away)
+    plane.plane.hang.add("Welcome")
+    plane.start()
+    until(lambda: len(plane.plane.hellos) > 1, 10)
+    owner.report_freed(["r1"])  # Hello has named it already
+    plane.plane.hang.clear()
+    until(lambda: plane.plane.withdrawn == ["r1"], 10)
+
+
 def test_a_forgotten_worker_registers_again_and_frees_nothing_by_itself(
     plane: PlaneThread, make_agent: Make
 ) -> None:

@@ -46,7 +46,10 @@ class Control:
         # The circuit breaker: a reason while reads are refused at once.
         self.away: str | None = "not connected to the control plane yet"
         self._known = asyncio.Event()
+        # Open from Hello on: what is freed after it was named must be withdrawn. Reports
+        # need Welcome's anchor first.
         self._outbox: asyncio.Queue[lease.ConnectRequest] | None = None
+        self._welcomed = False
         self._anchor, self._anchor_at = 0, 0.0
         self._sequence = 0
         self._unacknowledged: dict[int, list[str]] = {}  # by the report's sequence
@@ -115,25 +118,33 @@ class Control:
         backoff = _FIRST_BACKOFF
         while True:
             await self._known.wait()
-            epoch = self.epoch
+            reason = "an error of our own"
             try:
-                async with asyncio.TaskGroup() as group:
-                    watch = group.create_task(self._watch_epoch(epoch))
-                    await self._converse(leases, epoch)
-                    watch.cancel()
-                reason = "the lease service ended the stream"
-            except* KvplaneError as errors:
-                error = errors.exceptions[0]
-                reason = f"the lease service is away: {error}"
-                self._blame(error)
-            except* (TimeoutError, _EpochEnded) as errors:
-                reason = str(errors.exceptions[0]) or "the lease service is silent"
-            if self.away is None:
+                reason = await self._connection(leases, self.epoch)
+            finally:
+                was_there = self.away is None
+                self.away, self._outbox, self._welcomed = reason, None, False
+            if was_there:
                 backoff = _FIRST_BACKOFF
                 log.warning("kvplane: reads are refused: %s", reason)
-            self.away, self._outbox = reason, None
             await self._clock.sleep(backoff)
             backoff = min(backoff * 2, _MAX_BACKOFF)
+
+    async def _connection(self, leases: LeaseApi, epoch: int) -> str:
+        """Hold one stream until it ends; return why it did."""
+        reason = "the lease service ended the stream"
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch_epoch(epoch))
+                await self._converse(leases, epoch)
+                watch.cancel()
+        except* KvplaneError as errors:
+            error = errors.exceptions[0]
+            reason = f"the lease service is away: {error}"
+            self._blame(error)
+        except* (TimeoutError, _EpochEnded) as errors:
+            reason = str(errors.exceptions[0]) or "the lease service is silent"
+        return reason
 
     def _blame(self, error: BaseException) -> None:
         reason = getattr(error, "reason", "")
@@ -156,6 +167,7 @@ class Control:
             worker_id=self._identity.worker_id, epoch=epoch, held=self._holdings.handles()
         )
         outbox.put_nowait(lease.ConnectRequest(hello=hello))
+        self._outbox = outbox
         self._unacknowledged.clear()
         answers = leases.Connect(_drain(outbox))
         tick = 1.0
@@ -168,7 +180,7 @@ class Control:
             if kind == "welcome":
                 tick = seconds(message.welcome.tick_interval) or tick
                 self._take_anchor(message.welcome.anchor)
-                self._outbox = outbox
+                self._welcomed = True
                 self._send_reports(again=True)
                 log.info("kvplane: connected to the lease service")
             elif kind == "tick":
@@ -179,7 +191,7 @@ class Control:
                 answered = self._holdings.command(message.command)
                 if answered is not None:
                     self.acknowledge(answered)
-            if self._outbox is not None:
+            if self._welcomed:
                 self.away = None
 
     def _take_anchor(self, anchor: int) -> None:
@@ -200,7 +212,7 @@ class Control:
         self._send_reports(again=False)
 
     def _send_reports(self, *, again: bool) -> None:
-        if self._outbox is None:
+        if not self._welcomed:
             return
         batch: list[lease.Ownership] = []
         size = 0
@@ -236,7 +248,7 @@ class Control:
 
     def acknowledge(self, command_id: str) -> None:
         """Answer a command. Without a stream it comes again."""
-        if self._outbox is None:
+        if self._outbox is None or not self._welcomed:
             return
         ack = self._holdings.acknowledgement(command_id, self._time_anchor())
         if ack is not None:

@@ -16,12 +16,12 @@ import kvplane.lease.store_sql
 import kvplane.routing.store_sql
 import kvplane.session.store_sql
 import kvplane.tenant.store_sql  # noqa: F401
-from kvplane.db.database import Database, Tx, _outcomes, sqlite_engine
+from kvplane.db.database import Database, Tx, _outcomes
 from kvplane.db.failures import InDoubt
 from kvplane.db.metadata import metadata
 from kvplane.kernel.errors import KvplaneError
 from simulation.loop import SimClock
-from sqlalchemy import make_url
+from sqlalchemy import create_engine
 
 
 _LEASE: Final = "kvplane/lease/"
@@ -33,10 +33,12 @@ def _connection() -> tuple[Any, Any]:
 
     One engine for all worlds: its cache of compiled statements is what makes them quick.
     """
-    engine = sqlite_engine(make_url("sqlite:///:memory:"), "BEGIN IMMEDIATE")
+    engine = create_engine(
+        "sqlite+pysqlite:///:memory:", connect_args={"isolation_level": None}, pool_reset_on_return=None
+    )
     connection = engine.connect()
+    # For SQLAlchemy this is one transaction that never ends; ours are below it.
     metadata.create_all(connection)
-    connection.commit()
     return connection, connection.connection.driver_connection
 
 
@@ -64,8 +66,13 @@ class Store:
         """Run them in one transaction."""
         self.transactions += 1
         changes = self.raw.total_changes
-        with self.connection.begin():
+        self.raw.execute("BEGIN IMMEDIATE")
+        try:
             outcomes = _outcomes(operations, Tx(self.connection, self.clock))  # type: ignore[arg-type]
+        except BaseException:
+            self.raw.execute("ROLLBACK")
+            raise
+        self.raw.execute("COMMIT")
         if write and self.raw.total_changes != changes:
             if any(_LEASE in _code(operation).co_filename for operation in operations):
                 self._version += 1

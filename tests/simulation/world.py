@@ -90,10 +90,10 @@ class World:
         self.checker.store = self.store
         lease = LeaseConfig(
             ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S, sweep_interval_s=1.0,
-            restart_grace_s=scenario.ttl_s, tick_interval_s=1.0, poll_interval_s=0.5,
+            restart_grace_s=scenario.ttl_s, tick_interval_s=1.5, poll_interval_s=0.5,
         )  # fmt: skip
         routing = RoutingConfig(
-            heartbeat_interval_s=1.5, worker_timeout_s=4.0, sweep_interval_s=1.0
+            heartbeat_interval_s=2.0, worker_timeout_s=4.5, sweep_interval_s=1.0
         )
         session = SessionConfig(sweep_interval_s=1.5, free_retry_s=3.0)
         self.replicas = [

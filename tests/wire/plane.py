@@ -103,6 +103,16 @@ def _to_bytes(request: Message | bytes) -> bytes:
     return request if isinstance(request, bytes) else request.SerializeToString()
 
 
+async def refused(stream: Any) -> Refusal:
+    """Read a stream to its end, which must be an error."""
+    try:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return refusal_of(error)
+    raise AssertionError("the stream ended well")
+
+
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
     """Read an error's details."""
     status = status_pb2.Status()

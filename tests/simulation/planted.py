@@ -1,0 +1,310 @@
+"""Faults put into the product on purpose. A search that misses one of them has no teeth.
+
+Each is a small patch of one decision. `everywhere` replaces a function under every name
+that modules have imported it as.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from kvplane.lease import domain
+from kvplane.lease.domain import Change, LeaseState, Outcome, OwnershipState
+from kvplane.lease.sql import epochs, grants, holders, owners
+from kvplane.lease.store import NO_EFFECTS
+from kvplane.lease.values import Lease
+from kvplane.worker import cut, reads
+from kvplane.worker.holdings import Holdings, HoldLonger, seconds
+from kvplane.worker.reading import Reading
+from simulation.plane import Replica
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def everywhere(old: Any, new: Any) -> Iterator[None]:
+    """Replace a function of the product in all of its modules."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("kvplane.") and not name.startswith("kvplane.api"):
+                for key, value in list(vars(module).items()):
+                    if value is old:
+                        stack.enter_context(patch.object(module, key, new))
+        yield
+
+
+@contextlib.contextmanager
+def _all(*patches: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def margin_removed() -> AbstractContextManager[Any]:
+    """A lease may end when its hold does."""
+    old = domain.lease_deadline
+    return everywhere(old, lambda now, ttl, hold, config: min(now + ttl, hold))
+
+
+def double_grant() -> AbstractContextManager[Any]:
+    """A repeated grant, its first answer lost, gets a second lease."""
+    granted = domain.grant
+
+    def again(own: Any, *args: Any, **kwargs: Any) -> Any:
+        if own.state is OwnershipState.LEASED:
+            own = replace(own, state=OwnershipState.HELD)
+        return granted(own, *args, **kwargs)
+
+    return _all(
+        patch.object(grants, "_replay", lambda tx, tenant_id, order: None),
+        patch.object(grants, "_remember", lambda *args: True),
+        everywhere(granted, again),
+    )
+
+
+def epoch_ignored() -> AbstractContextManager[Any]:
+    """The end of an epoch voids nothing, and late messages of it count."""
+    return _all(
+        everywhere(epochs.ensure_epoch, lambda tx, worker_id, epoch, **_: NO_EFFECTS),
+        everywhere(epochs.end_epoch, lambda tx, worker_id, epoch: (0, 0, NO_EFFECTS)),
+    )
+
+
+def drain_skipped() -> AbstractContextManager[Any]:
+    """A revoked lease is freed at once, whoever is reading."""
+
+    def revoke(own: Any, lease: Any, now_us: int) -> Any:
+        if not lease.live:
+            return Change(own, lease)
+        ended = replace(lease, state=LeaseState.REVOKED, ended_us=now_us)
+        return Change(domain._ended(own, OwnershipState.RELEASED, now_us), ended, free_now=True)
+
+    return everywhere(domain.revoke, revoke)
+
+
+def renew_revives() -> AbstractContextManager[Any]:
+    """A lease past its deadline, not swept yet, is renewed."""
+    return patch.object(Lease, "usable", lambda self, now_us: self.live)
+
+
+def digests_not_compared() -> AbstractContextManager[Any]:
+    """The same number of tokens counts as the same tokens."""
+
+    def matching(held: Any, held_tokens: int, own: Any, tokens: Any, size: int, _: Any) -> int:
+        if held_tokens <= len(tokens):
+            return held_tokens
+        return len(tokens) // size * size
+
+    return everywhere(cut.matching_tokens, matching)
+
+
+def ids_not_cut() -> AbstractContextManager[Any]:
+    """The count is cut to what matches, the list of blocks is not: they align from the end."""
+    old = cut.cut_params
+
+    def whole(params: Any, num_tokens: int, size: int, *, cuttable: bool) -> Any:
+        answer = old(params, num_tokens, size, cuttable=cuttable)
+        if answer is not None:
+            answer["remote_block_ids"] = [list(group) for group in params["remote_block_ids"]]
+        return answer
+
+    return everywhere(old, whole)
+
+
+def ttl_from_the_answer() -> AbstractContextManager[Any]:
+    """The holder counts its lease from when the answer came."""
+    old = Reading._permit
+
+    def permit(self: Any, local_id: str, permit: Any, granted: Any, _: float) -> bool:
+        until = self._clock.monotonic() + seconds(granted.ttl)
+        return old(self, local_id, permit, granted, until)
+
+    return patch.object(Reading, "_permit", permit)
+
+
+def anchor_ignored() -> AbstractContextManager[Any]:
+    """A hold is taken to begin when its report arrives."""
+    return everywhere(domain.hold_deadline, lambda now_us, sent_by_us, hold_us: now_us + hold_us)
+
+
+def expired_read_held_again() -> AbstractContextManager[Any]:
+    """What a reader was reading when its lease ran out can be leased again."""
+    old = domain.expire
+
+    def expire(own: Any, lease: Any, now_us: int) -> Any:
+        if lease is not None and lease.deadline_us <= now_us:
+            if lease.state is LeaseState.READING:
+                ended = replace(lease, state=LeaseState.EXPIRED, ended_us=now_us)
+                return Change(domain._held_again(own, now_us), ended)
+        return old(own, lease, now_us)
+
+    return everywhere(old, expire)
+
+
+def unused_after_sent() -> AbstractContextManager[Any]:
+    """A reader that has read says that it has not."""
+    old = reads.finished
+
+    def finished(read: Any, *, sent: bool, failed: bool = False) -> Any:
+        done, outcome = old(read, sent=sent, failed=failed)
+        return done, reads.Outcome.UNUSED if outcome is not None else None
+
+    return everywhere(old, finished)
+
+
+def ended_lease_begins() -> AbstractContextManager[Any]:
+    """BeginRead takes a lease that has ended, with any token, of any epoch."""
+
+    def begin(own: Any, lease: Any, holder: Any, token: int, **times: Any) -> Any:
+        now_us, config = times["now_us"], times["config"]
+        deadline = domain.renewed_deadline(
+            lease, own.hold_deadline_us, times["ttl_us"], now_us, config
+        )
+        return replace(lease, state=LeaseState.READING, deadline_us=deadline)
+
+    return everywhere(domain.begin_read, begin)
+
+
+def cross_tenant() -> AbstractContextManager[Any]:
+    """A session's newest ownership is looked for among all tenants'."""
+    old = grants._lock_target
+
+    def target(work: Any, tenant_id: str, order: Any) -> Any:
+        if not order.session_id:
+            return old(work, tenant_id, order)
+        rows = work.tx.connection.exec_driver_sql(
+            "SELECT ownership_id FROM ownerships WHERE state <= 2 AND NOT for_decode"
+        )
+        work.lock([row[0] for row in rows.all()])
+        return None
+
+    return _all(
+        patch.object(grants, "_lock_target", target),
+    )
+
+
+def restart_forgets() -> AbstractContextManager[Any]:
+    """A replica that starts throws away the leases that it finds."""
+    old = Replica.start
+
+    def start(self: Any, clock: Any) -> None:
+        old(self, clock)
+        if self._lives > 1:
+            raw = self._store.raw
+            raw.execute("DELETE FROM leases")
+            raw.execute("UPDATE ownerships SET state = 1, lease_id = '' WHERE state = 2")
+
+    return patch.object(Replica, "start", start)
+
+
+def longer_acked_before_done() -> AbstractContextManager[Any]:
+    """The agent acknowledges an order to hold longer before the engine has carried it out."""
+    old = Holdings.command
+
+    def command(self: Any, message: Any) -> Any:
+        answered = old(self, message)
+        if answered is None and message.WhichOneof("order") == "hold_longer":
+            known = self._commands[message.command_id]
+            order = HoldLonger(message.handle.request_id, 0.0, message.command_id)
+            left = known.until - self._clock.monotonic() + self._config.hold_margin_seconds
+            return self.answered(order, True, left)
+        return answered
+
+    return patch.object(Holdings, "command", command)
+
+
+def longer_counts_at_once() -> AbstractContextManager[Any]:
+    """The hold moves when the order is given, not when the owner has agreed."""
+    old = owners.extend_hold
+
+    def extend(
+        tx: Any, tenant_id: str, session_id: str, hold_us: int, command_ids: list[str]
+    ) -> Any:
+        answer = old(tx, tenant_id, session_id, hold_us, command_ids)
+        tx.connection.exec_driver_sql(
+            "UPDATE ownerships SET hold_deadline_us = max(hold_deadline_us, ?)"
+            " WHERE tenant_id = ? AND session_id = ? AND state <= 2",
+            (tx.now_us() + hold_us, tenant_id, session_id),
+        )
+        return answer
+
+    return everywhere(old, extend)
+
+
+def lost_holder_not_drained() -> AbstractContextManager[Any]:
+    """A reader that is silent counts as dead: what it reads is freed at once."""
+    old = domain.lose_holder
+
+    def lose(own: Any, lease: Any, now_us: int) -> Any:
+        if lease.state is LeaseState.READING:
+            ended = replace(lease, state=LeaseState.LOST, ended_us=now_us)
+            return Change(domain._ended(own, OwnershipState.RELEASED, now_us), ended, free_now=True)
+        return old(own, lease, now_us)
+
+    return everywhere(old, lose)
+
+
+def late_read_used() -> AbstractContextManager[Any]:
+    """A reader uses what came after its lease had ended."""
+
+    def at(read: Any, now: float) -> Any:
+        if read.phase is reads.Phase.READING:
+            return read
+        return old(read, now)
+
+    old = reads.at
+    return _all(everywhere(old, at), everywhere(reads.lost, lambda read, reason: read))
+
+
+def newer_turn_frees_readers() -> AbstractContextManager[Any]:
+    """A newer turn's report frees the older ones', leased or not."""
+
+    def superseded(candidates: list[Any]) -> list[Any]:
+        live = [own for own in candidates if own.live and not own.for_decode]
+        newest = max((own.turn for own in live), default=0)
+        return [replace(own, state=OwnershipState.HELD) for own in live if own.turn < newest]
+
+    return everywhere(domain.superseded, superseded)
+
+
+def hold_without_margin() -> AbstractContextManager[Any]:
+    """An owner reports a second more than it holds."""
+    old = Holdings.reports
+
+    def reports(self: Any, epoch: int, *, again: bool) -> Any:
+        messages = old(self, epoch, again=again)
+        for message in messages:
+            message.hold.seconds += 2
+        return messages
+
+    return patch.object(Holdings, "reports", reports)
+
+
+def any_holder_releases() -> AbstractContextManager[Any]:
+    """A lease is released by whoever names it, read or not: it is held again."""
+    old = domain.release
+
+    def release(own: Any, lease: Any, outcome: Any, now_us: int) -> Any:
+        return old(own, lease, Outcome.UNUSED, now_us)
+
+    return _all(
+        everywhere(old, release), patch.object(holders, "_is_of", lambda lease, ref, holder: True)
+    )
+
+
+PLANTED: dict[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        margin_removed, double_grant, epoch_ignored, drain_skipped, renew_revives,
+        digests_not_compared, ids_not_cut, ttl_from_the_answer, anchor_ignored,
+        expired_read_held_again, unused_after_sent, ended_lease_begins, cross_tenant,
+        restart_forgets, longer_acked_before_done, longer_counts_at_once,
+        lost_holder_not_drained, late_read_used, newer_turn_frees_readers,
+        hold_without_margin, any_holder_releases,
+    )
+}  # fmt: skip

@@ -112,6 +112,8 @@ class Gateway:
                 413, f"The request's body is larger than {config.max_body_bytes} bytes.",
                 param="body", code="request_too_large",
             ) from error  # fmt: skip
+        except web.RequestPayloadError as error:
+            raise InvalidField("body", "is not what its headers say") from error
         request = parse(http.path, raw, http.headers)
         if not config.tenant_cache_salt:
             return request

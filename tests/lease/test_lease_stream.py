@@ -343,3 +343,21 @@ async def test_hello_frees_nothing_under_a_read_of_a_lost_ownership(plane: Plane
     assert sorted(r for _, r, _ in await replica.commands()) == ["idle", "read"]
     worker.leave()
     await worker.end()
+
+
+async def test_a_late_report_on_a_replaced_stream_changes_nothing(plane: Plane):
+    """A replica that was frozen goes on with what a worker said before it went elsewhere."""
+    frozen, other = plane.replica(), plane.replica()
+    before = Worker(frozen.rpc.Connect)
+    await before.hello()
+    after = Worker(other.rpc.Connect)
+    await after.hello()  # it holds nothing any more
+    at = pb.TimeAnchor(anchor=before.anchor)
+    report = pb.Report(sequence=1, time_anchor=at, ownerships=[frozen.ownership("r1")])
+    before.send(report=report)
+    with pytest.raises(Unavailable, match="newer stream"):
+        await before.end()
+    refused = await other.grant("q1")
+    assert refused.refusal_reason == pb.REFUSAL_REASON_NOT_HELD
+    after.leave()
+    await after.end()

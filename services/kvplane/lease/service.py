@@ -49,10 +49,15 @@ class LeaseService:
         self._arrivals = Arrivals(clock)
 
     async def report(
-        self, worker_id: str, epoch: int, sent_by_us: int, items: list[ReportedItem]
+        self,
+        worker_id: str,
+        epoch: int,
+        sent_by_us: int,
+        items: list[ReportedItem],
+        stream_id: str | None = None,
     ) -> Reported:
         """Store what a worker holds and wake those who wait for it."""
-        reported = await self._store.report(worker_id, epoch, sent_by_us, items)
+        reported = await self._store.report(worker_id, epoch, sent_by_us, items, stream_id)
         self._tell(reported.effects)
         for item in items:
             own = item.ownership

@@ -210,7 +210,9 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
                 sent_by_us = decode.sent_by("report.", report.time_anchor)
                 items = decode.reported("report.", worker_id, epoch, report.ownerships)
                 try:
-                    await self._service.report(worker_id, epoch, sent_by_us, items)
+                    await self._service.report(
+                        worker_id, epoch, sent_by_us, items, stream.stream_id
+                    )
                 except InvalidField as error:
                     raise error.within("report.") from error
                 stream.put(Acknowledged(report.sequence))

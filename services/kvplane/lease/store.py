@@ -180,7 +180,12 @@ class LeaseStore(Protocol):
         ...
 
     async def report(
-        self, worker_id: str, epoch: int, sent_by_us: int, items: list[ReportedItem]
+        self,
+        worker_id: str,
+        epoch: int,
+        sent_by_us: int,
+        items: list[ReportedItem],
+        stream_id: str | None = None,
     ) -> Reported:
         """Store what a worker holds.
 
@@ -190,7 +195,8 @@ class LeaseStore(Protocol):
         turn become RELEASED and are ordered to be freed (not those for a decode). The
         last of equal items in a call counts.
 
-        Raises InvalidField when the id is live under another tenant or worker.
+        Raises InvalidField when the id is live under another tenant or worker, and
+        Unavailable when it came on a stream that is no longer the worker's newest.
         """
         ...
 

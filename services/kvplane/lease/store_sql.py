@@ -42,11 +42,18 @@ class SqlLeaseStore:
         return await self._read(lambda tx: tx.now_us())
 
     async def report(
-        self, worker_id: str, epoch: int, sent_by_us: int, items: list[ReportedItem]
+        self,
+        worker_id: str,
+        epoch: int,
+        sent_by_us: int,
+        items: list[ReportedItem],
+        stream_id: str | None = None,
     ) -> Reported:
         """See `LeaseStore`."""
         return await self._run(
-            lambda tx: owners.report(tx, self._config, worker_id, epoch, sent_by_us, items)
+            lambda tx: owners.report(
+                tx, self._config, worker_id, epoch, sent_by_us, items, stream_id
+            )
         )
 
     async def withdraw(self, worker_id: str, epoch: int, handles: list[Handle]) -> Withdrawn:

@@ -3,7 +3,7 @@
 from sqlalchemy import bindparam, delete, select, update
 
 from kvplane.db.database import Tx
-from kvplane.kernel.errors import StaleEpoch
+from kvplane.kernel.errors import StaleEpoch, Unavailable
 from kvplane.lease.domain import lose_holder, lose_owner
 from kvplane.lease.sql.prepared import insert_ignore, prepared
 from kvplane.lease.sql.tables import lease_commands, leases, ownerships, worker_epochs
@@ -14,6 +14,9 @@ from kvplane.lease.values import LIVE_LEASE, LIVE_OWNERSHIP
 _EPOCH = select(worker_epochs.c.epoch).where(worker_epochs.c.worker_id == bindparam("worker_id"))
 _SHARE = prepared(_EPOCH.with_for_update(read=True))
 _LOCK = prepared(_EPOCH.with_for_update())
+_STREAM = prepared(
+    select(worker_epochs.c.stream_id).where(worker_epochs.c.worker_id == bindparam("worker_id"))
+)
 _INSERT = insert_ignore(worker_epochs)
 
 
@@ -33,6 +36,16 @@ def ensure_epoch(tx: Tx, worker_id: str, epoch: int, *, exclusive: bool = False)
     if known < epoch:
         return end_epoch(tx, worker_id, epoch)[2]
     return NO_EFFECTS
+
+
+def ensure_stream(tx: Tx, worker_id: str, stream_id: str) -> None:
+    """Refuse what comes on a stream that a newer one has replaced; `ensure_epoch` comes first.
+
+    Its Hello said what the worker holds: an older report may name blocks freed since.
+    Raises Unavailable before anything is written.
+    """
+    if _STREAM.one(tx, worker_id=worker_id).scalar() != stream_id:
+        raise Unavailable("a newer stream of this worker has taken over")
 
 
 def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Effects]:

@@ -16,7 +16,7 @@ from kvplane.lease.domain import (
     superseded,
     withdraw,
 )
-from kvplane.lease.sql.epochs import ensure_epoch
+from kvplane.lease.sql.epochs import ensure_epoch, ensure_stream
 from kvplane.lease.sql.tables import lease_commands, ownerships, worker_epochs
 from kvplane.lease.sql.workspace import (
     INSERT_COMMAND,
@@ -45,11 +45,14 @@ def report(
     epoch: int,
     sent_by_us: int,
     items: list[ReportedItem],
+    stream_id: str | None,
 ) -> Reported:
     """See `LeaseStore.report`."""
     by_id = {item.ownership.ownership_id: item for item in items}
     _refuse_strangers(tx, worker_id, items)
     ended = ensure_epoch(tx, worker_id, epoch)
+    if stream_id is not None:
+        ensure_stream(tx, worker_id, stream_id)
     sessions = {
         (item.ownership.tenant_id, item.ownership.session_id)
         for item in by_id.values()

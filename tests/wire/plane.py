@@ -48,6 +48,7 @@ class Plane:
     through calls.
     """
 
+    # The database, where it is a file.
     file: Path
     channel: grpc.aio.Channel
     gateway_url: str
@@ -138,11 +139,18 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
 
 @asynccontextmanager
 async def running(template: Path, folder: Path) -> AsyncIterator[Plane]:
-    """Start everything as `kvplane dev` does, on free ports."""
+    """Start everything over a copy of a migrated SQLite file."""
     file = folder / "plane.db"
     shutil.copy(template, file)
+    async with running_on(f"sqlite:///{file}", file) as plane:
+        yield plane
+
+
+@asynccontextmanager
+async def running_on(url: str, file: Path = Path()) -> AsyncIterator[Plane]:
+    """Start everything as `kvplane dev` does, on free ports."""
     settings = load(
-        database={"url": f"sqlite:///{file}"},
+        database={"url": url},
         grpc={"port": 0, "status_port": 0, "drain_s": 0},
     )
     clock = FakeClock()

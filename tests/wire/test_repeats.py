@@ -174,10 +174,16 @@ async def test_another_request_under_the_same_key_is_refused(plane: Plane) -> No
     await plane.call("LeaseService/GrantLease", ask)
     turn = RIGHT["SessionService/BeginTurn"](seed)
     await plane.call("SessionService/BeginTurn", turn)
+    route = RIGHT["RoutingService/Route"](seed)
+    route.request_id = turn.request_id
     ask.holder.worker_id = "another"
     turn.key.name = "another"
     before = plane.dump()
-    for name, request in (("LeaseService/GrantLease", ask), ("SessionService/BeginTurn", turn)):
+    for name, request in (
+        ("LeaseService/GrantLease", ask),
+        ("SessionService/BeginTurn", turn),
+        ("RoutingService/Route", route),
+    ):
         refusal = await plane.refusal(name, request)
         assert refusal.metadata == {"field": "request_id"}
     assert plane.dump() == before

@@ -60,7 +60,7 @@ class SessionPeer:
             _log.warning("session service is slow", bound_s=self._bound_s)
             return None
         except InvalidField as error:
-            raise _renamed(error, "key.", "session.") from error
+            raise _of_route(error) from error
         except KvplaneError as error:
             if error.code not in _AWAY:
                 raise
@@ -82,7 +82,7 @@ class SessionPeer:
             async with asyncio.timeout(self._bound_s):
                 await self._api.CompleteTurn(request)
         except InvalidField as error:
-            raise _renamed(error, "", "turn.") from error
+            raise error.within("turn.") from error
         except TimeoutError:
             raise Unavailable("the session service is slow", retry_after=1.0) from None
 
@@ -191,11 +191,13 @@ class LeasePeer:
                 await self._api.ReleaseLeases(request)
 
 
-def _renamed(error: InvalidField, theirs: str, ours: str) -> InvalidField:
-    """Name a field as our own caller knows it."""
-    field = error.metadata.get("field", "")
+def _of_route(error: InvalidField) -> InvalidField:
+    """Name a field of BeginTurnRequest as RouteRequest has it."""
+    field = error.metadata["field"]
+    if not field.startswith("key."):
+        return error
     problem = error.message.removeprefix(f"{field}: ")
-    return InvalidField(ours + field.removeprefix(theirs), problem)
+    return InvalidField("session." + field.removeprefix("key."), problem)
 
 
 def _holder(worker: Worker) -> lease_pb2.Holder:

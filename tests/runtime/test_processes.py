@@ -155,6 +155,7 @@ def test_services_of_their_own_find_one_another(tmp_path):
     env = {
         "KVPLANE_DATABASE_URL": database,
         "KVPLANE_GRPC_STATUS_PORT": "0",
+        "KVPLANE_ROUTING_WORKER_TIMEOUT_S": "300",  # this worker has no heart
         **{f"KVPLANE_{n.upper()}_ADDRESS": f"127.0.0.1:{ports[n]}" for n in list(ports)[:3]},
     }
 

@@ -361,3 +361,25 @@ async def test_a_late_report_on_a_replaced_stream_changes_nothing(plane: Plane):
     assert refused.refusal_reason == pb.REFUSAL_REASON_NOT_HELD
     after.leave()
     await after.end()
+
+
+async def test_a_reader_that_waits_has_the_blocks_held_longer(running: Replica):
+    """Each renewal that the hold cuts short asks the owner, once until it has answered."""
+    worker = Worker(running.rpc.Connect)
+    await worker.hello()
+    await worker.report(running.ownership("r1", hold=12))
+    lease = (await running.grant("q1", ttl=10)).lease
+    await running.plane.sleep(3)
+    for _ in range(2):
+        (cut,) = await running.renew(lease, ttl=10)
+        assert cut.renewed
+        assert to_seconds(cut.ttl) < 10
+    assert len(await running.commands()) == 1
+    command = await worker.command("hold_longer", "r1")
+    worker.ack(command, hold=to_seconds(command.hold_longer.hold))
+    await no_commands(running)
+    (whole,) = await running.renew(lease, ttl=10)
+    assert to_seconds(whole.ttl) == pytest.approx(10, abs=0.5)
+    assert await running.commands() == []
+    worker.leave()
+    await worker.end()

@@ -108,7 +108,10 @@ class LeaseService:
 
     async def renew(self, holder: Holder, refs: list[LeaseRef], ttl_us: int) -> list[Renewal]:
         """Extend leases, item by item."""
-        renewals = await self._store.renew(holder, refs, ttl_us) if refs else []
+        renewals, effects = (
+            await self._store.renew(holder, refs, ttl_us) if refs else ([], Effects())
+        )
+        self._tell(effects)
         renewed = sum(item.renewed for item in renewals)
         unknown = sum(item.state is None for item in renewals)
         RENEWED.inc(renewed)

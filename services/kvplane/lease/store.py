@@ -247,8 +247,13 @@ class LeaseStore(Protocol):
         """
         ...
 
-    async def renew(self, holder: Holder, refs: list[LeaseRef], ttl_us: int) -> list[Renewal]:
-        """Extend usable leases of this holder, answering each in the order given."""
+    async def renew(
+        self, holder: Holder, refs: list[LeaseRef], ttl_us: int
+    ) -> tuple[list[Renewal], Effects]:
+        """Extend usable leases of this holder, answering each in the order given.
+
+        Where the hold leaves less than the ttl, the owner is ordered to hold longer.
+        """
         ...
 
     async def release(

@@ -82,7 +82,9 @@ class SqlLeaseStore:
         """See `LeaseStore`."""
         return await self._run(lambda tx: holders.begin(tx, self._config, ref, holder, ttl_us))
 
-    async def renew(self, holder: Holder, refs: list[LeaseRef], ttl_us: int) -> list[Renewal]:
+    async def renew(
+        self, holder: Holder, refs: list[LeaseRef], ttl_us: int
+    ) -> tuple[list[Renewal], Effects]:
         """See `LeaseStore`."""
         return await self._run(lambda tx: holders.renew(tx, self._config, holder, refs, ttl_us))
 

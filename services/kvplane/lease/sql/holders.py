@@ -6,6 +6,7 @@ from sqlalchemy import bindparam, select, update
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import NotFound
+from kvplane.kernel.ids import derived
 from kvplane.lease.domain import (
     LeaseConfig,
     begin_read,
@@ -17,12 +18,23 @@ from kvplane.lease.domain import (
 )
 from kvplane.lease.sql.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.lease.sql.tables import leases, ownerships
-from kvplane.lease.sql.workspace import LEASE_COLUMNS, Workspace, load_payload, to_lease
-from kvplane.lease.store import Effects, LeaseRef, Renewal
-from kvplane.lease.values import Change, Holder, Lease, LeaseState, Ownership, Payload
+from kvplane.lease.sql.workspace import (
+    INSERT_COMMAND,
+    LEASE_COLUMNS,
+    OWNERSHIP_COLUMNS,
+    Workspace,
+    command_row,
+    load_payload,
+    to_lease,
+    to_ownership,
+)
+from kvplane.lease.store import NO_EFFECTS, Effects, LeaseRef, Renewal
+from kvplane.lease.values import Change, Holder, Lease, LeaseState, Ownership, Payload, micros
 
 # More different deadlines than this are written row by row.
 _FEW = 8
+# A reader that still waits when its lease nears the hold's end is given so many ttls more.
+_HOLD_TTLS = 3
 _L = leases.c
 _SET_DEADLINE = prepared(
     update(leases)
@@ -75,7 +87,7 @@ def begin(
 
 def renew(
     tx: Tx, config: LeaseConfig, holder: Holder, refs: list[LeaseRef], ttl_us: int
-) -> list[Renewal]:
+) -> tuple[list[Renewal], Effects]:
     """See `LeaseStore.renew`."""
     found: dict[str, tuple[Lease, int]] = {}
     ids = id_list(tx, sorted({ref.lease_id for ref in refs}))
@@ -84,6 +96,7 @@ def renew(
     now_us = tx.now_us()
     ttl_us = clamp_ttl(ttl_us, config)
     moved: dict[str, int] = {}
+    short: set[str] = set()
     answers = []
     for ref in refs:
         lease, hold_deadline_us = found.get(ref.lease_id, (None, 0))
@@ -99,12 +112,17 @@ def renew(
         deadline = renewed_deadline(lease, hold_deadline_us, ttl_us, now_us, config)
         if deadline != lease.deadline_us:
             moved[ref.lease_id] = deadline
+        if deadline < now_us + ttl_us:
+            short.add(lease.ownership_id)
         answers.append(
             Renewal(ref.lease_id, renewed=True, state=lease.state, ttl_us=deadline - now_us)
         )
     if moved:
         _move_deadlines(tx, moved)
-    return answers
+    until_us = now_us + min(
+        _HOLD_TTLS * ttl_us + micros(config.margin_s), micros(config.max_hold_s)
+    )
+    return answers, _ask_to_hold(tx, short, now_us, until_us)
 
 
 def release_many(
@@ -154,6 +172,29 @@ def free_session(tx: Tx, tenant_id: str, session_id: str) -> tuple[int, int, Eff
         else:
             freed += 1
     return freed, draining, work.flush(now_us)
+
+
+def _ask_to_hold(tx: Tx, short: set[str], now_us: int, until_us: int) -> Effects:
+    """Have owners told to hold longer what a reader waits for; one order at a time each."""
+    if not short:
+        return NO_EFFECTS
+    c = ownerships.c
+    query = select(*OWNERSHIP_COLUMNS).where(
+        c.ownership_id.in_(sorted(short)), c.hold_deadline_us < until_us
+    )
+    rows = [
+        command_row(
+            derived("hold", own.ownership_id),
+            own,
+            now_us=now_us,
+            expire_us=until_us,
+            hold_until_us=until_us,
+        )
+        for own in map(to_ownership, tx.connection.execute(query))
+    ]
+    if rows:
+        INSERT_COMMAND.many(tx, rows)
+    return Effects(commanded=frozenset(row["worker_id"] for row in rows))
 
 
 def _lock_one(tx: Tx, lease_id: str) -> tuple[Workspace, Lease, Ownership]:

@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 export TORCH_INDEX
 BIN := $(VENV)/bin
 DEMO_VENV := $(if $(filter reference,$(ENGINE)),$(VENV_LITE),$(VENV))
+# How many seeds `make simulate` runs.
+SEEDS ?= 300
 # Options for the tests and for the demo, such as ARGS="-k lease" or ARGS=--keep.
 ARGS ?=
 
@@ -37,6 +39,10 @@ test: setup ## Run all tests, those on real vLLM too
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no vLLM
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+.PHONY: simulate
+simulate: setup ## Search SEEDS interleavings with faults for a broken invariant
+	@cd tests && ../$(BIN)/python -m simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 .PHONY: lint
 lint: setup ## Style, types, layers, protos, generated files

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from kvplane.kernel.context import caller
 from simulation.loop import EPOCH_US, VirtualLoop
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _LIVE_OWNERSHIPS = (
 )
 # Rounding of durations on their way.
 _SLACK_US = 10
-_READ_ENDED = 100_000
 
 
 class Checker:
@@ -39,6 +39,9 @@ class Checker:
         self._holds: dict[str, int] = {}  # live: its hold's end
         self._ended: set[str] = set()
         self._grants: dict[tuple[str, str], str] = {}
+        # What was read, or its owner notified, under which lease.
+        self._sent: dict[tuple[str, str], str] = {}
+        self._told_epochs: dict[str, int] = {}
         self.log: deque[str] = deque(maxlen=4000 if trace else 0)
         self._trace = trace
         self.store: Store | None = None
@@ -64,11 +67,17 @@ class Checker:
         if reader.agent.plain or self.store is None:
             return
         read = reader.agent._reading._entries[transfer.request.ident].read
+        self._sent[transfer.owner] = read.lease_id
         rows = self.store.select("SELECT deadline_us FROM leases WHERE lease_id = ?", read.lease_id)
         until_us = EPOCH_US + round((read.valid_until - reader.clock._start) * 1e6)
         if not rows or until_us > rows[0][0] + _SLACK_US:
             late = (until_us - rows[0][0]) / 1e6 if rows else 0.0
             self.violated(8, f"reader of {transfer.owner[1]} believes in its lease {late:.3f} s more")
+
+    def notified(self, reader: "Engine", ident: str, owner: tuple[str, str]) -> None:
+        """Note that an owner frees its blocks without a read."""
+        if not reader.agent.plain:
+            self._sent[owner] = reader.agent._reading._entries[ident].read.lease_id
 
     def _valid(self, reader: "Engine", transfer: "Transfer") -> bool:
         """Tell whether it is reading and would use what it has read."""
@@ -130,8 +139,14 @@ class Checker:
         """9: a request that is sent twice gets the first one's answer."""
         if self._trace and method not in ("Heartbeat",):
             self.event(method, " ".join(str(answer).split())[:160])
+        if method == "EndWorkerEpoch":
+            known = self._told_epochs.get(request.worker_id, 0)
+            self._told_epochs[request.worker_id] = max(known, request.current_epoch)
         if method != "GrantLease":
             return
+        owner = answer.ownership.tenant_id
+        if request.session_id and answer.HasField("ownership") and owner != caller().tenant_id:
+            self.violated(4, f"{caller().tenant_id} was given what belongs to {owner}")
         key = (request.holder.worker_id, request.request_id)
         given = answer.lease.lease_id
         first = self._grants.setdefault(key, given)
@@ -145,6 +160,8 @@ class Checker:
         assert self.store is not None
         now_us = self.store.clock.now_us()
         epochs = dict(self.store.select("SELECT worker_id, epoch FROM worker_epochs"))
+        for worker_id, told in self._told_epochs.items():
+            epochs[worker_id] = max(told, epochs.get(worker_id, 0))
         ownerships = {row[0]: row for row in self.store.select(_LIVE_OWNERSHIPS)}
         rows = self.store.select(_LIVE_LEASES)
         live: dict[str, int] = {}
@@ -156,6 +173,7 @@ class Checker:
                 self._check_lease(row, ownerships.get(row[1]), epochs, now_us)
         for row in ownerships.values():
             self._check_ownership(row, epochs, open_leases)
+        self._check_orders()
         holds = {ident: row[7] for ident, row in ownerships.items()}
         self._ended.update(self._leases.keys() - live.keys(), self._holds.keys() - holds.keys())
         self._leases, self._holds = live, holds
@@ -179,6 +197,19 @@ class Checker:
         if deadline_us > own[7] - self._margin_us:
             self.violated(3, f"{lease_id} ends less than the margin before its hold")
 
+    def _check_orders(self) -> None:
+        """1: nobody is told to free what is being read."""
+        assert self.store is not None
+        reading = [owner for owner, (_, read) in self._reading.items() if not read.done]
+        if not reading:
+            return
+        orders = self.store.select(
+            "SELECT engine_id, request_id FROM lease_commands WHERE hold_until_us = 0"
+        )
+        for owner in reading:
+            if owner in orders and self._valid(*self._reading[owner]):
+                self.violated(1, f"{owner[1]} is to be freed while it is being read")
+
     def _check_ownership(self, row: Any, epochs: dict[str, int], open_leases: set[str]) -> None:
         ident, _, worker, epoch, engine_id, request_id, state, hold_us, _, lease_id = row
         if ident in self._ended:
@@ -189,6 +220,9 @@ class Checker:
             self.violated(6, f"{request_id} is owned by {worker} of epoch {epoch}, which has ended")
         if state == 2 and lease_id not in open_leases:
             self.violated(7, f"{request_id} is leased to nobody")
+        sent = self._sent.get((engine_id, request_id))
+        if sent is not None and lease_id != sent:
+            self.violated(2, f"{request_id} was read under {sent} and can be read again")
         engine = self.engines.get(engine_id)
         pin = engine.pins.get(request_id) if engine is not None and engine.up else None
         if pin is not None and engine is not None:

@@ -60,7 +60,9 @@ class Store:
 
     async def pause(self, most_s: float) -> None:
         """Take time, as a statement on its way does."""
-        await asyncio.sleep(self._rng.random() * (most_s + self.slow_s))
+        draw = self._rng.random()
+        if self.slow_s or draw < 0.5:  # half the time, nobody else comes in between
+            await asyncio.sleep(draw * 2 * (most_s + self.slow_s))
 
     def execute(self, operations: list[Callable[[Tx], Any]], write: bool) -> list[Any]:
         """Run them in one transaction."""

@@ -232,6 +232,8 @@ class Engine:
         self._checker.event("read", request.ident, permit.params["remote_request_id"])
         if self._rng.random() < 0.03:
             # All of it is in the engine's own cache: the owner is only notified.
+            owner = (permit.params["remote_engine_id"], permit.params["remote_request_id"])
+            self._checker.notified(self, request.ident, owner)
             self._fabric.notify(self, permit.params)
             request.stage = "none"
             agent.read_finished(request.ident, sent=True)
@@ -241,8 +243,9 @@ class Engine:
 
     def _read(self, request: Request, permit: Permit) -> None:
         request.stage = "reading"
-        ids = list(permit.params["remote_block_ids"][0])
         expected = self._contents.of((self.kind, request.salt), request.tokens[: permit.num_tokens])
+        # As vLLM does, from the end: a list longer than the count reads other blocks.
+        ids = list(permit.params["remote_block_ids"][0])[-len(expected) :]
         transfer = Transfer(
             request,
             (permit.params["remote_engine_id"], permit.params["remote_request_id"]),

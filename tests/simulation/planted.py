@@ -308,3 +308,6 @@ PLANTED: dict[str, Plant] = {
         hold_without_margin, any_holder_releases,
     )
 }  # fmt: skip
+
+# Seeds that are tried first, so that a test of all does not take minutes.
+CAUGHT_AT: dict[str, int] = {}

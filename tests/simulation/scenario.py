@@ -70,6 +70,9 @@ class Scenario:
     hold_s: float
     block_read_s: float
     ttl_s: float
+    sweep_s: float
+    slow_chance: float  # of a read to take up to slow_s
+    slow_s: float
     traffic_s: float
     conversations: tuple[Conversation, ...]
     faults: tuple[Fault, ...] = ()
@@ -127,13 +130,16 @@ def draw(seed: int) -> Scenario:
         hold_s=rng.choice((7.0, 10.0, 16.0)),
         block_read_s=rng.choice((0.005, 0.03, 0.1)),
         ttl_s=rng.choice((2.0, 4.0, 8.0)),
+        sweep_s=rng.choice((1.0, 1.0, 3.0)),
+        slow_chance=rng.choice((0.0, 0.1, 0.3)),
+        slow_s=rng.choice((1.0, 4.0, 9.0)),
         traffic_s=traffic_s,
         conversations=talks,
         clocks=tuple(rng.choice((0.0, rng.uniform(-9.0, 9.0))) for _ in range(replicas)),
     )
     if rng.random() < 0.08:
         return scenario  # a quiet day
-    many = rng.choice((1, 2, 3, 4, 6, 8))
+    many = rng.choice((1, 2, 3, 4, 6, 8, 10))
     kinds, weights = list(_KINDS), list(_KINDS.values())
     faults = []
     for _ in range(many):
@@ -184,6 +190,8 @@ def _fault(rng: random.Random, kind: str, scenario: Scenario, index: int) -> Fau
         args = {"most_s": rng.choice((0.1, 0.5, 2.0))}
     elif kind == "db_in_doubt":
         args = {"chance": rng.choice((0.1, 0.4))}
+    elif kind == "revoke":
+        lasts = rng.uniform(0.5, 8.0)
     elif kind == "slow_reads":
         args = {"chance": rng.choice((0.3, 1.0)), "read_s": rng.uniform(0.5, 12.0)}
         lasts = rng.uniform(2.0, 20.0)

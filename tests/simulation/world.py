@@ -1,5 +1,6 @@
 """One world: replicas, workers, users, faults; run to the end, then looked at for leaks."""
 
+import asyncio
 import gc
 import random
 import sys
@@ -66,6 +67,7 @@ class World:
             self._build_plane()
         fabric_rng = random.Random(f"fabric {seed}")
         self.fabric = Fabric(self.loop, fabric_rng)
+        self.fabric.slow_chance, self.fabric.slow_s = scenario.slow_chance, scenario.slow_s
         contents = Contents()
         agent = AgentConfig(
             routing="r:1", lease="l:1", lease_ttl_seconds=scenario.ttl_s,
@@ -89,8 +91,8 @@ class World:
         self.store.watch = self.checker.committed
         self.checker.store = self.store
         lease = LeaseConfig(
-            ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S, sweep_interval_s=1.0,
-            restart_grace_s=scenario.ttl_s, tick_interval_s=1.5, poll_interval_s=0.5,
+            ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S, sweep_interval_s=scenario.sweep_s,
+            restart_grace_s=scenario.ttl_s, tick_interval_s=1.5, poll_interval_s=0.8,
         )  # fmt: skip
         routing = RoutingConfig(
             heartbeat_interval_s=2.0, worker_timeout_s=4.5, sweep_interval_s=1.0
@@ -217,7 +219,7 @@ class World:
         args, kind, fabric = fault.args, fault.kind, self.fabric
         if kind == "slow_reads":
             fabric.slow_chance, fabric.slow_s = args["chance"], args["read_s"]
-            return lambda: setattr(fabric, "slow_chance", 0.0)
+            return self._usual_reads
         if kind == "lost_notifications":
             fabric.lose_notifications = args["chance"]
             return lambda: setattr(fabric, "lose_notifications", 0.0)
@@ -253,7 +255,8 @@ class World:
                 store.in_doubt = args["chance"]
                 return lambda: setattr(store, "in_doubt", 0.0)
             case "revoke":
-                self.loop.spawn(self._operator, self._revoke())
+                end = self.loop.time() + fault.lasts
+                self.loop.spawn(self._operator, self._revoke(end))
                 return lambda: None
             case "drain":
                 worker_id = self.workers[args["worker"]].worker_id
@@ -290,20 +293,29 @@ class World:
         if not replica.process.alive:
             replica.start(SimClock(self.loop, random.uniform(0, 1e5), random.uniform(-5, 5)))
 
-    async def _revoke(self) -> None:
+    def _usual_reads(self) -> None:
+        self.fabric.slow_chance = self.scenario.slow_chance
+        self.fabric.slow_s = self.scenario.slow_s
+
+    async def _revoke(self, end: float) -> None:
+        """Take leases away, one now and then, until `end`."""
         assert self.store is not None
-        rows = self.store.select(
-            "SELECT lease_id, tenant_id FROM leases WHERE state <= 2 ORDER BY lease_id"
-        )
+        rng = random.Random(f"revoke {self.scenario.seed} {end}")
         leases = self.network.client(
             self._operator, SimClock(self.loop, 0.0), lease_pb2, "LeaseService", 3.0
         )
-        for lease_id, tenant in rows:
-            set_caller(Caller(tenant_id=tenant))
-            try:
-                await leases.RevokeLease(lease_pb2.RevokeLeaseRequest(lease_id=lease_id))
-            except KvplaneError as error:
-                self.checker.event("not revoked", lease_id, error)
+        while self.loop.time() < end:
+            rows = self.store.select(
+                "SELECT lease_id, tenant_id FROM leases WHERE state <= 2 ORDER BY lease_id"
+            )
+            if rows:
+                lease_id, tenant = rng.choice(rows)
+                set_caller(Caller(tenant_id=tenant))
+                try:
+                    await leases.RevokeLease(lease_pb2.RevokeLeaseRequest(lease_id=lease_id))
+                except KvplaneError as error:
+                    self.checker.event("not revoked", lease_id, error)
+            await asyncio.sleep(rng.random() * 0.5)
 
     async def _take_out(self, worker_id: str, *, undo: bool) -> None:
         workers = self.network.client(

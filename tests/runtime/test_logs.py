@@ -66,6 +66,25 @@ def test_an_exception_is_one_line_of_json():
     assert json.loads(line)["exception"][0]["exc_type"] == "ZeroDivisionError"
 
 
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_an_exception_shows_no_values(form):
+    """Local variables hold keys and prompts."""
+    out = io.StringIO()
+    logs.configure("info", form, out)
+
+    def fail(key):
+        raise ValueError("broken")
+
+    for log in (structlog.get_logger().error, logging.getLogger("other").error):
+        try:
+            fail("kvp_" + "s3cret")
+        except ValueError:
+            log("failed", exc_info=True)
+    assert out.getvalue().count("broken") >= 2
+    assert "test_logs.py" in out.getvalue()
+    assert "kvp_s3cret" not in out.getvalue()
+
+
 def test_a_value_that_json_does_not_know():
     out = io.StringIO()
     logs.configure("info", "json", out)

@@ -63,7 +63,12 @@ ROUTING: Final[dict[str, list[Bad]]] = {
         *bad("exclude_worker_ids", ["a"] * 1001),
         *bad("exclude_worker_ids[0]", *IDENTIFIERS),
     ],
-    "Complete": [*unset("turn", "turn"), *_turn("turn.")],
+    "Complete": [
+        *unset("turn", "turn"),
+        *_turn("turn."),
+        # A turn without a session is taken, but not in any form.
+        Bad("turn.outcome", {"turn.session_id": None, "turn.turn": None, "turn.outcome": 9}),
+    ],
 }
 
 WORKERS: Final[dict[str, list[Bad]]] = {

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from google.protobuf.message import Message
@@ -23,6 +23,8 @@ from kvplane.runtime.process import GrpcProcess
 from kvplane.runtime.settings import load
 from prometheus_client import CollectorRegistry
 from wire.methods import METHODS, Method
+
+Auth = Literal["none", "api_key"]
 
 DETAILS = "grpc-status-details-bin"
 OPTIONS = (("grpc.max_send_message_length", MAX_MESSAGE_BYTES),)
@@ -138,16 +140,20 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
 
 
 @asynccontextmanager
-async def running(template: Path, folder: Path) -> AsyncIterator[Plane]:
+async def running(
+    template: Path, folder: Path, *, gateway_auth: Auth = "none"
+) -> AsyncIterator[Plane]:
     """Start everything over a copy of a migrated SQLite file."""
     file = folder / "plane.db"
     shutil.copy(template, file)
-    async with running_on(f"sqlite:///{file}", file) as plane:
+    async with running_on(f"sqlite:///{file}", file, gateway_auth=gateway_auth) as plane:
         yield plane
 
 
 @asynccontextmanager
-async def running_on(url: str, file: Path = Path()) -> AsyncIterator[Plane]:
+async def running_on(
+    url: str, file: Path = Path(), *, gateway_auth: Auth = "none"
+) -> AsyncIterator[Plane]:
     """Start everything as `kvplane dev` does, on free ports."""
     settings = load(
         database={"url": url},
@@ -171,7 +177,11 @@ async def running_on(url: str, file: Path = Path()) -> AsyncIterator[Plane]:
         RpcMetrics(CollectorRegistry()),
     )
     config = GatewayConfig(
-        max_body_bytes=100_000, drain_s=0, refresh_interval_s=0.05, connect_timeout_s=0.5
+        auth=gateway_auth,
+        max_body_bytes=100_000,
+        drain_s=0,
+        refresh_interval_s=0.05,
+        connect_timeout_s=0.5,
     )
     gateway = gateway_main.build(routing, workers, sessions, leases, config, tenants=tenants)
     await process.start()

@@ -141,6 +141,31 @@ async def test_a_bad_session_header(plane: Plane, http: aiohttp.ClientSession, h
     assert plane.dump() == before
 
 
+async def send(plane: Plane, raw: bytes) -> bytes:
+    """Send bytes as they are and return all that comes back."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(plane.gateway_url.rpartition(":")[2])
+    )
+    writer.write(raw)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("header", ["X-Session-Id", "conversation-id"])
+async def test_a_session_header_that_is_not_utf8(plane: Plane, seed: Seed, header: str) -> None:
+    """Two names must not become one by way of a replacement character."""
+    before = plane.dump()
+    body = json.dumps(RIGHT[CHAT]).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}"
+    raw = b"%s\r\n%s: caf\xe9\r\n\r\n%s" % (head.encode(), header.encode(), body)
+    answer = await send(plane, raw)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert error_of(answer.partition(b"\r\n\r\n")[2])["param"] == header.lower()
+    assert plane.dump() == before
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_a_body_that_is_too_large(
     plane: Plane, http: aiohttp.ClientSession, path: str
@@ -287,12 +312,7 @@ async def test_a_model_that_is_not_there(
 )
 async def test_what_is_not_http(plane: Plane, http: aiohttp.ClientSession, raw: bytes) -> None:
     before = plane.dump()
-    port = int(plane.gateway_url.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(raw)
-    async with asyncio.timeout(10):
-        answer = await reader.read()
-    writer.close()
+    answer = await send(plane, raw)
     assert answer.split(b" ")[1].startswith(b"4")
     for inside in (b"Traceback", b".py", b"kvplane"):
         assert inside not in answer

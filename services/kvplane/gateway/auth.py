@@ -44,7 +44,9 @@ class Tenants:
         key = key.strip()
         if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY:
             raise _wrong("Give an API key: `Authorization: Bearer <key>`.")
-        name = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
+        if not key.isascii():  # none of ours, and not even a text
+            raise _wrong("This API key is not valid.")
+        name = hashlib.blake2b(key.encode(), digest_size=16).digest()
         known = self._known.get(name)
         now = self._clock.monotonic()
         if known is None or now - known.at >= self._config.auth_cache_s:

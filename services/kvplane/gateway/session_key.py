@@ -82,8 +82,11 @@ def _name(field: str, value: Any) -> str:
 
 
 def _checked(field: str, value: str) -> str:
-    # The server's parser turns bytes of a header that are not UTF-8 into surrogates.
-    raw = value.encode("utf-8", "replace")
+    try:
+        raw = value.encode()
+    except UnicodeEncodeError as error:
+        # The server's parser turns such bytes into surrogates. Two names must not become one.
+        raise InvalidField(field, "must be UTF-8") from error
     if len(raw) > MAX_BYTES:
         raise InvalidField(field, f"must be at most {MAX_BYTES} bytes long")
-    return raw.decode()
+    return value

@@ -176,10 +176,15 @@ def check_route(request: routing_pb2.RouteRequest) -> None:
         validate.identifier(f"exclude_worker_ids[{i}]", ident)
 
 
-def check_complete(turn: session_pb2.CompleteTurnRequest) -> None:
-    """Raise InvalidField if that cannot be how a turn went."""
-    validate.identifier("turn.session_id", turn.session_id)
-    validate.between("turn.turn", turn.turn, 1, _MAX_TOKENS)
+def check_complete(turn: session_pb2.CompleteTurnRequest) -> bool:
+    """Return whether the turn has a session, which Route could not give it always.
+
+    Raises InvalidField if that cannot be how a turn went.
+    """
+    has_session = bool(turn.session_id or turn.turn)
+    if has_session:
+        validate.identifier("turn.session_id", turn.session_id)
+        validate.between("turn.turn", turn.turn, 1, _MAX_TOKENS)
     if turn.outcome not in session_pb2.TurnOutcome.values() or not turn.outcome:
         raise InvalidField("turn.outcome", "must be OK, CANCELLED or FAILED")
     for name in ("prompt_tokens", "completion_tokens", "tokens_reused"):
@@ -189,6 +194,7 @@ def check_complete(turn: session_pb2.CompleteTurnRequest) -> None:
     for name in ("prefill_worker_id", "decode_worker_id"):
         if getattr(turn, name):
             validate.identifier(f"turn.{name}", getattr(turn, name))
+    return has_session
 
 
 def _beat(at: str, beat: routing_pb2.WorkerBeat) -> Beat:

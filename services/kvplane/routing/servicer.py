@@ -32,9 +32,7 @@ class RoutingServicer(routing_pb2_grpc.RoutingServiceServicer):
         """Note how a turn went. Raises InvalidField, NotFound, Unavailable."""
         if not request.HasField("turn"):
             raise InvalidField("turn", "must be set")
-        # A turn that Route could not give a session has nothing to be remembered in.
-        if request.turn.session_id or request.turn.turn:
-            codec.check_complete(request.turn)
+        if codec.check_complete(request.turn):
             await self._router.complete(caller().tenant_id, request.turn)
         return routing_pb2.CompleteResponse()
 

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 
@@ -18,6 +18,11 @@ from kvplane.kernel.context import caller
 
 Format = Literal["auto", "json", "console"]
 Level = Literal["debug", "info", "warning", "error"]
+
+# Without local variables: they hold keys and prompts.
+_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
 
 _clock = SystemClock()
 _quoted = json.encoder.encode_basestring_ascii
@@ -38,10 +43,14 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
     ]
     ending: list[structlog.typing.Processor]
     if readable:
-        ending = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        ending = [
+            structlog.dev.ConsoleRenderer(
+                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     else:
         ending = [
-            structlog.processors.dict_tracebacks,
+            _TRACEBACKS,
             structlog.processors.EventRenamer("message"),
             structlog.processors.JSONRenderer(serializer=_dumps),
         ]

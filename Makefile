@@ -33,12 +33,22 @@ demo: $(if $(filter reference,$(ENGINE)),setup-lite,setup) ## Five turns with an
 	@PYTHONPATH=examples $(DEMO_VENV)/bin/python -m demo.run --engine $(ENGINE) $(ARGS)
 
 .PHONY: test
-test: setup ## Run all tests, those on real vLLM too
+test: setup spin ## Run all tests, those on real vLLM too
 	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: test-fast
-test-fast: setup ## Run the tests that need no vLLM
+test-fast: setup spin ## Run the tests that need no vLLM
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+.PHONY: model
+model: ## Check the lease protocol's model with spin, and each planted fault (ARGS=--all: more)
+	@$(PYTHON) tools/spin.py
+	@$(PYTHON) tests/model/check.py $(ARGS)
+
+# Without spin the tests of the model fail, and the others run.
+.PHONY: spin
+spin:
+	-@$(PYTHON) tools/spin.py
 
 .PHONY: simulate
 simulate: setup ## Search SEEDS interleavings with faults for a broken invariant

@@ -71,7 +71,7 @@ class Loopback:
         env = {key: self.text(name, str(value)) for key, value in given.items()}
         if "UCX_NET_DEVICES" in env:
             env["UCX_NET_DEVICES"] = "lo"
-        return env
+        return {**_PATIENT, **env}
 
     def server(self, name: str, service: Mapping[str, Any], logs: Path) -> "Container":
         """Return the service as a process."""
@@ -82,6 +82,15 @@ class Loopback:
         check = [sys.executable, *(self.text(name, part) for part in test[2:])]
         env = self.environment(name, service)
         return Container(name, command, check, env, logs)
+
+
+# All of it shares a few busy cores here, so what is bounded is bounded wider.
+_PATIENT = {
+    "KVPLANE_GATEWAY_ROUTE_TIMEOUT_S": "5",
+    "KVPLANE_ROUTING_SESSION_BOUND_S": "2",
+    "KVPLANE_ROUTING_LEASE_BOUND_S": "2",
+    "KVPLANE_ROUTING_REPORT_WAIT_S": "1",
+}
 
 
 class Container(Server):

@@ -12,6 +12,11 @@ from sqlalchemy import make_url, text
 _numbers = itertools.count()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests on real vLLM last: the others say sooner what is wrong."""
+    items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
+
+
 async def _administer(url: str, *statements: str) -> None:
     engine = postgres_engine(make_url(url), isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:

@@ -52,7 +52,7 @@ spin:
 
 .PHONY: simulate
 simulate: setup ## Search SEEDS interleavings with faults for a broken invariant
-	@cd tests && ../$(BIN)/python -m simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
+	@cd tests && $(abspath $(BIN))/python -m simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 .PHONY: lint
 lint: setup ## Style, types, layers, protos, generated files

@@ -130,7 +130,7 @@ class Engine:
             self._step()
             busy = self.waiting or self.running or self._arrived or self._notified
             if busy:
-                await asyncio.sleep(0.01 + self._rng.random() * 0.03)
+                await asyncio.sleep(0.02 + self._rng.random() * 0.05)
                 continue
             self._kick.clear()
             timer = self.loop.call_later(0.3, self._kick.set)

@@ -139,12 +139,36 @@ def draw(seed: int) -> Scenario:
     )
     if rng.random() < 0.08:
         return scenario  # a quiet day
+    if rng.random() < 0.2:
+        return _hard(rng, scenario)
     many = rng.choice((1, 2, 3, 4, 6, 8, 10))
     kinds, weights = list(_KINDS), list(_KINDS.values())
     faults = []
     for _ in range(many):
         kind = rng.choices(kinds, weights)[0]
         faults.append(_fault(rng, kind, scenario, len(faults)))
+    return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _hard(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Return it with long reads, under what is worst for them."""
+    scenario = replace(scenario, slow_chance=0.7, slow_s=9.0, hold_s=16.0)
+    faults = []
+    if rng.random() < 0.5:  # readers and owners that are silent for so long that they are lost
+        scenario = replace(scenario, ttl_s=8.0)
+        kinds = ("freeze_worker", "freeze_worker", "lost", "kill_replica")
+    else:  # what comes, comes late
+        scenario = replace(scenario, ttl_s=2.0, sweep_s=3.0)
+        kinds = ("late", "late", "twice", "freeze_replica")
+    for index, kind in enumerate(kinds):
+        fault = _fault(rng, kind, scenario, index)
+        args = dict(fault.args)
+        if kind in MESSAGE_FAULTS:
+            args |= {"chance": 0.9 if kind == "lost" else 0.6}
+            args |= {"of": f"w{rng.randrange(len(scenario.workers))}."}
+        if kind == "late":
+            args |= {"most_s": rng.choice((3.0, 6.0))}
+        faults.append(replace(fault, lasts=rng.uniform(5.0, 9.0), args=args))
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ _CHUNK = 25
 def quiet() -> None:
     """Say nothing: the product logs each fault, and there are many."""
     logging.disable(logging.CRITICAL)
+    # Killed processes leave tasks behind that Python complains about.
+    sys.unraisablehook = lambda _: None
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import random
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,7 @@ _MARGIN_S = 1.5
 _HOLD_MARGIN_S = 1.0
 _BEFORE_S = 1.5
 _LONGEST_S = 90.0
+_WORLDS_A_COLLECTION = 10
 
 
 @dataclass
@@ -328,15 +328,20 @@ class World:
             self.checker.event("not drained", worker_id, error)
 
 
+_worlds = 0
+
+
 def run(scenario: Scenario, *, plain: bool = False, trace: bool = False) -> Outcome:
-    """Run a scenario. What killed processes leave behind is thrown away unfinished."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    # A collection in the middle would end abandoned tasks, each time at another step.
+    """Run a scenario. What killed processes leave behind is thrown away unfinished.
+
+    A collection in the middle would end their tasks, each time at another step.
+    """
+    global _worlds  # noqa: PLW0603
     gc.disable()
     try:
         return World(scenario, plain=plain, trace=trace).run()
     finally:
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        sys.unraisablehook = hook
+        _worlds += 1
+        if _worlds % _WORLDS_A_COLLECTION == 0:
+            gc.collect()
+            gc.freeze()

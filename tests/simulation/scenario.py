@@ -152,7 +152,7 @@ def draw(seed: int) -> Scenario:
 
 def _hard(rng: random.Random, scenario: Scenario) -> Scenario:
     """Return it with long reads, under what is worst for them."""
-    scenario = replace(scenario, slow_chance=0.7, slow_s=9.0, hold_s=16.0)
+    scenario = replace(scenario, slow_chance=0.5, slow_s=9.0, hold_s=16.0)
     faults = []
     if rng.random() < 0.5:  # readers and owners that are silent for so long that they are lost
         scenario = replace(scenario, ttl_s=8.0)

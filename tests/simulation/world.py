@@ -27,7 +27,7 @@ from simulation.worker import Worker
 _MARGIN_S = 1.5
 _HOLD_MARGIN_S = 1.0
 _BEFORE_S = 1.5
-_LONGEST_S = 90.0
+_LONGEST_S = 240.0
 _WORLDS_A_COLLECTION = 10
 
 
@@ -344,4 +344,5 @@ def run(scenario: Scenario, *, plain: bool = False, trace: bool = False) -> Outc
         _worlds += 1
         if _worlds % _WORLDS_A_COLLECTION == 0:
             gc.collect()
-            gc.freeze()
+            if _worlds == _WORLDS_A_COLLECTION:
+                gc.freeze()  # modules

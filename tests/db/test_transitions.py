@@ -194,3 +194,14 @@ async def test_a_database_in_memory_works_too():
     await database.run(put("a", 3))
     assert await value(database, "a") == 3
     await database.close()
+
+
+async def test_a_read_in_memory_raises_its_refusal():
+    database = Database("sqlite:///:memory:", FakeClock())
+
+    def refuse(tx):
+        raise NotFound("counter", "a")
+
+    with pytest.raises(NotFound):
+        await database.read(refuse)
+    await database.close()

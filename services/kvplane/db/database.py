@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
@@ -220,8 +220,10 @@ class _Sqlite:
 
     async def read(self, operation: Callable[[Tx], T]) -> T:
         if not self._in_file:  # known to one connection only
-            result: T = self._now([operation])[0]
-            return result
+            result = self._now([operation])[0]
+            if isinstance(result, KvplaneError):
+                raise result
+            return cast(T, result)
         try:
             if self._read is None:
                 self._read = self._reader.connect()

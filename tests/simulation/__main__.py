@@ -25,8 +25,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="how many (300)")
     parser.add_argument("--start", type=int, default=0, help="the first one (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--planted", type=int, default=500, metavar="SEEDS",
-                        help="at most so many seeds for each planted fault; 0: none (500)")
+    parser.add_argument(
+        "--planted",
+        type=int,
+        default=500,
+        metavar="SEEDS",
+        help="at most so many seeds for each planted fault; 0: none (500)",
+    )
     parser.add_argument("--plant", default="", choices=["", *PLANTED], help="with this fault in")
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell one seed's story")
     parser.add_argument("--only", default="", help="of it only these parts: f0,f3,o2")
@@ -77,7 +82,9 @@ def tell(seed: int, plant: str, only: str, *, shrinks: bool) -> int:
         scenario = scenario.only(set(only.split(",")))
     outcome = play(scenario, plant, trace=True)
     if not outcome.violations:
-        print(f"seed {seed}: no violation; {outcome}" if not shrinks else f"seed {seed}: no violation")
+        print(
+            f"seed {seed}: no violation; {outcome}" if not shrinks else f"seed {seed}: no violation"
+        )
         return 0
     if shrinks:
         scenario = shrink(scenario, plant)
@@ -87,7 +94,9 @@ def tell(seed: int, plant: str, only: str, *, shrinks: bool) -> int:
     print("\n".join(outcome.violations[:5]))
     kept = ",".join(scenario.parts()) or "none"
     more = f" --plant {plant}" if plant else ""
-    print(f"replay: cd tests && python -m simulation --replay {seed} --only {kept} --no-shrink{more}")
+    print(
+        f"replay: cd tests && python -m simulation --replay {seed} --only {kept} --no-shrink{more}"
+    )
     return 1
 
 

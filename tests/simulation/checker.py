@@ -4,11 +4,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvplane.kernel.context import caller
+
 from simulation.loop import EPOCH_US, VirtualLoop
 
 if TYPE_CHECKING:
     from simulation.database import Store
-    from simulation.engine import Engine, Transfer
+    from simulation.engine import Engine
+    from simulation.fabric import Transfer
 
 _LIVE_LEASES = (
     "SELECT lease_id, ownership_id, tenant_id, fencing_token, holder_worker_id, holder_epoch,"
@@ -72,7 +74,9 @@ class Checker:
         until_us = EPOCH_US + round((read.valid_until - reader.clock._start) * 1e6)
         if not rows or until_us > rows[0][0] + _SLACK_US:
             late = (until_us - rows[0][0]) / 1e6 if rows else 0.0
-            self.violated(8, f"reader of {transfer.owner[1]} believes in its lease {late:.3f} s more")
+            self.violated(
+                8, f"reader of {transfer.owner[1]} believes in its lease {late:.3f} s more"
+            )
 
     def notified(self, reader: "Engine", ident: str, owner: tuple[str, str]) -> None:
         """Note that an owner frees its blocks without a read."""
@@ -228,4 +232,6 @@ class Checker:
         if pin is not None and engine is not None:
             until_us = EPOCH_US + round((pin.until - engine.clock._start) * 1e6)
             if hold_us > until_us + _SLACK_US:
-                self.violated(3, f"{request_id} is believed held {(hold_us - until_us) / 1e6} s more")
+                self.violated(
+                    3, f"{request_id} is believed held {(hold_us - until_us) / 1e6} s more"
+                )

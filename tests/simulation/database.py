@@ -20,9 +20,9 @@ from kvplane.db.database import Database, Tx, _outcomes
 from kvplane.db.failures import InDoubt
 from kvplane.db.metadata import metadata
 from kvplane.kernel.errors import KvplaneError
-from simulation.loop import SimClock
 from sqlalchemy import create_engine
 
+from simulation.loop import SimClock
 
 _LEASE: Final = "kvplane/lease/"
 
@@ -34,7 +34,9 @@ def _connection() -> tuple[Any, Any]:
     One engine for all worlds: its cache of compiled statements is what makes them quick.
     """
     engine = create_engine(
-        "sqlite+pysqlite:///:memory:", connect_args={"isolation_level": None}, pool_reset_on_return=None
+        "sqlite+pysqlite:///:memory:",
+        connect_args={"isolation_level": None},
+        pool_reset_on_return=None,
     )
     connection = engine.connect()
     # For SQLAlchemy this is one transaction that never ends; ours are below it.
@@ -48,7 +50,7 @@ class Store:
     def __init__(self, clock: SimClock, rng: random.Random) -> None:
         self.connection, self.raw = _connection()
         for table in metadata.tables:
-            self.raw.execute(f"DELETE FROM {table}")  # noqa: S608
+            self.raw.execute(f"DELETE FROM {table}")
         self.clock, self._rng = clock, rng
         self.away = False
         self.slow_s = 0.0
@@ -75,10 +77,10 @@ class Store:
             self.raw.execute("ROLLBACK")
             raise
         self.raw.execute("COMMIT")
-        if write and self.raw.total_changes != changes:
-            if any(_LEASE in _code(operation).co_filename for operation in operations):
-                self._version += 1
-                self.watch()
+        changed = write and self.raw.total_changes != changes
+        if changed and any(_LEASE in _code(each).co_filename for each in operations):
+            self._version += 1
+            self.watch()
         return outcomes
 
     def look(self, operation: Callable[[Tx], Any]) -> Any:

@@ -17,6 +17,7 @@ from kvplane.client.connect import _Remote, _Settings
 from kvplane.kernel.context import Caller, set_caller
 from kvplane.kernel.errors import Internal, KvplaneError, Unavailable
 from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
+
 from simulation.loop import Process, SimClock, VirtualLoop
 
 _NOBODY = grpc.StatusCode.UNAVAILABLE

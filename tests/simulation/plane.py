@@ -11,6 +11,7 @@ from kvplane.routing import main as routing_main
 from kvplane.routing.domain import RoutingConfig
 from kvplane.session import main as session_main
 from kvplane.session.domain import SessionConfig
+
 from simulation.database import SimDatabase, Store
 from simulation.loop import Process, SimClock, VirtualLoop
 from simulation.network import Network, Server

@@ -20,6 +20,7 @@ from kvplane.lease.values import Lease
 from kvplane.worker import cut, reads
 from kvplane.worker.holdings import Holdings, HoldLonger, seconds
 from kvplane.worker.reading import Reading
+
 from simulation.plane import Replica
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -137,10 +138,10 @@ def expired_read_held_again() -> AbstractContextManager[Any]:
     old = domain.expire
 
     def expire(own: Any, lease: Any, now_us: int) -> Any:
-        if lease is not None and lease.deadline_us <= now_us:
-            if lease.state is LeaseState.READING:
-                ended = replace(lease, state=LeaseState.EXPIRED, ended_us=now_us)
-                return Change(domain._held_again(own, now_us), ended)
+        over = lease is not None and lease.deadline_us <= now_us
+        if over and lease.state is LeaseState.READING:
+            ended = replace(lease, state=LeaseState.EXPIRED, ended_us=now_us)
+            return Change(domain._held_again(own, now_us), ended)
         return old(own, lease, now_us)
 
     return everywhere(old, expire)

@@ -98,9 +98,7 @@ def _catch(job: tuple[str, int, int]) -> tuple[str, int | None, str]:
     return name, None, ""
 
 
-def search(
-    seeds: Iterable[int], jobs: int, *, until: float | None = None
-) -> Totals:
+def search(seeds: Iterable[int], jobs: int, *, until: float | None = None) -> Totals:
     """Run seeds; `until` is a time on the monotonic clock after which no more are begun."""
     every = list(seeds)
     if not every:

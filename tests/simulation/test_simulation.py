@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from simulation.loop import Process, VirtualLoop
 from simulation.planted import CAUGHT_AT, PLANTED
 

@@ -12,7 +12,8 @@ from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client import kv_params
 from kvplane.kernel.context import Caller, set_caller
 from kvplane.kernel.errors import KvplaneError
-from simulation.engine import Request
+
+from simulation.fabric import Request
 from simulation.loop import Process, SimClock
 from simulation.scenario import Conversation, Op
 
@@ -134,7 +135,9 @@ class Talk:
             if route.HasField("prefill"):
                 params = kv_params.to_dict(route.prefill_params)
                 try:
-                    answer = await self._leg(route.prefill.worker_id, f"{request_id}-p", tokens, params, 0)
+                    answer = await self._leg(
+                        route.prefill.worker_id, f"{request_id}-p", tokens, params, 0
+                    )
                     handle = answer["kv_transfer_params"]
                     used_prefill, read = route.prefill.worker_id, answer["read"]
                 except LegFailed as failure:

@@ -6,8 +6,10 @@ from typing import Any
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.routing.v1 import routing_pb2
 from kvplane.worker.agent import AgentConfig, WorkerAgent, WorkerIdentity
+
 from simulation.checker import Checker
-from simulation.engine import BLOCK, Contents, Engine, Fabric, PlainAgent
+from simulation.engine import Engine
+from simulation.fabric import BLOCK, Contents, Fabric, PlainAgent
 from simulation.loop import Process, SimClock, VirtualLoop
 from simulation.network import Network
 from simulation.plane import SimIds

@@ -14,9 +14,10 @@ from kvplane.lease.domain import LeaseConfig
 from kvplane.routing.domain import RoutingConfig
 from kvplane.session.domain import SessionConfig
 from kvplane.worker.agent import AgentConfig
+
 from simulation.checker import Checker
 from simulation.database import Store
-from simulation.engine import Contents, Fabric
+from simulation.fabric import Contents, Fabric
 from simulation.loop import Process, SimClock, Stuck, VirtualLoop
 from simulation.network import Network, Weather
 from simulation.plane import Replica
@@ -91,7 +92,8 @@ class World:
         self.store.watch = self.checker.committed
         self.checker.store = self.store
         lease = LeaseConfig(
-            ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S, sweep_interval_s=scenario.sweep_s,
+            ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S,
+            sweep_interval_s=scenario.sweep_s,
             restart_grace_s=scenario.ttl_s, tick_interval_s=1.5, poll_interval_s=0.8,
         )  # fmt: skip
         routing = RoutingConfig(
@@ -120,7 +122,7 @@ class World:
             self._run_until_quiet()
         except Stuck as stuck:
             self.checker.violated(7, str(stuck))
-        except Exception as error:  # noqa: BLE001 - a fault of the simulation shows as one
+        except Exception as error:
             self.checker.violated(0, f"crashed: {error!r}")
             raise
         finally:
@@ -141,7 +143,9 @@ class World:
             loop.run_to(now)
             if self.checker.violations:
                 return
-            if now >= end and all(talk.task is not None and talk.task.done() for talk in self.talks):
+            if now >= end and all(
+                talk.task is not None and talk.task.done() for talk in self.talks
+            ):
                 break
         for talk in self.talks:
             if talk.task is not None and not talk.task.done():
@@ -261,9 +265,7 @@ class World:
             case "drain":
                 worker_id = self.workers[args["worker"]].worker_id
                 self.loop.spawn(self._operator, self._take_out(worker_id, undo=False))
-                return lambda: self.loop.spawn(
-                    self._operator, self._take_out(worker_id, undo=True)
-                )
+                return lambda: self.loop.spawn(self._operator, self._take_out(worker_id, undo=True))
         replica = self.replicas[args["replica"]]
         match fault.kind:
             case "cut":

@@ -56,7 +56,6 @@ class Store:
         self.slow_s = 0.0
         self.in_doubt = 0.0  # the chance that a commit's answer gets lost
         self.transactions = 0
-        self._version = 0  # of what the lease service has stored
         self._views: dict[Any, Any] = {}
         self.watch: Callable[[], None] = lambda: None
 
@@ -79,7 +78,6 @@ class Store:
         self.raw.execute("COMMIT")
         changed = write and self.raw.total_changes != changes
         if changed and any(_LEASE in _code(each).co_filename for each in operations):
-            self._version += 1
             self.watch()
         return outcomes
 
@@ -88,12 +86,17 @@ class Store:
         if "watch" not in _code(operation).co_names:
             return self.execute([operation], write=False)[0]
         cells = tuple(repr(cell.cell_contents) for cell in operation.__closure__ or ())
-        version, view = self._views.get(cells, (-1, None))
-        if version != self._version:
+        # All that it depends on.
+        rows = (
+            self.select("SELECT * FROM worker_epochs"),
+            self.select("SELECT * FROM lease_commands"),
+        )
+        seen, view = self._views.get(cells, (None, None))
+        if seen != rows:
             view = self.execute([operation], write=False)[0]
             ages = any(c.hold_us is not None for one in view.values() for c in one.commands)
             if not ages:  # an order to hold longer asks for less each time
-                self._views[cells] = self._version, view
+                self._views[cells] = rows, view
         return view
 
     def select(self, query: str, *args: Any) -> list[Any]:

@@ -23,25 +23,54 @@ class Handler:
         return [NotFound("number", str(item)) if item < 0 else item * 2 for item in items]
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+async def begun(handler: Handler, batches: int) -> None:
+    """Wait until so many batches are with the handler."""
+    async with asyncio.timeout(10):
+        while len(handler.batches) < batches:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_calls_that_arrive_meanwhile_share_the_next_batch_of_their_tenant():
     handler = Handler()
     batches = Batches(handler)
     first = [asyncio.create_task(batches.submit("a", i)) for i in range(2)]
-    await settle()
+    await begun(handler, 1)
     later = [asyncio.create_task(batches.submit("a", i)) for i in range(2, 2 + MAX_BATCH + 1)]
     other = asyncio.create_task(batches.submit("b", 7))
-    await settle()
+    await begun(handler, 2)
     handler.go.set()
     assert await asyncio.gather(*first, *later) == [i * 2 for i in range(MAX_BATCH + 3)]
     assert await other == 14
     sizes = [len(items) for tenant_id, items in handler.batches if tenant_id == "a"]
     assert sizes == [2, MAX_BATCH, 1]
     assert ("b", [7]) in handler.batches
+
+
+async def test_calls_that_arrive_a_few_turns_of_the_loop_apart_share_a_batch():
+    handler = Handler()
+    handler.go.set()
+    batches = Batches(handler)
+    calls = []
+    for number in range(5):
+        calls.append(asyncio.create_task(batches.submit("a", number)))
+        for _ in range(4):
+            await asyncio.sleep(0)
+    assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8]
+    assert handler.batches == [("a", [0, 1, 2, 3, 4])]
+
+
+async def test_a_batch_does_not_wait_for_calls_without_end():
+    handler = Handler()
+    handler.go.set()
+    batches = Batches(handler)
+    first = asyncio.create_task(batches.submit("a", 0))
+    more = []
+    async with asyncio.timeout(10):
+        while not first.done():
+            more.append(asyncio.create_task(batches.submit("a", 1)))
+            await asyncio.sleep(0)
+    assert 1 < len(handler.batches[0][1]) < MAX_BATCH
+    await asyncio.gather(*more)
 
 
 async def test_each_gets_its_own_answer_or_error():
@@ -73,7 +102,7 @@ async def test_a_caller_that_leaves_takes_nobody_along():
     handler = Handler()
     batches = Batches(handler)
     tasks = [asyncio.create_task(batches.submit("a", i)) for i in range(3)]
-    await settle()
+    await begun(handler, 1)
     tasks[1].cancel()
     handler.go.set()
     assert await tasks[0] == 0

@@ -25,9 +25,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from kvplane.db.database import Database, Tx
+from kvplane.db.database import MAX_BATCH, Database, Tx
 from kvplane.db.metadata import metadata
 from kvplane.kernel.errors import NotFound
+from kvplane.kernel.gathering import gathered
 from kvplane.routing import domain
 from kvplane.routing.domain import Compatibility, Load, Profile, Role, State, Worker
 from kvplane.routing.store import Beat, BeatAnswer, Live, RouteKey, Seen, Sweep, WorkerFilter
@@ -273,6 +274,7 @@ class SqlRouteStore:
     async def _flush(self) -> None:
         try:
             while self._waiting:
+                await gathered(self._waiting, MAX_BATCH)
                 batch, self._waiting = self._waiting, []
                 # The first of two with the same key counts.
                 answers = {key: answer for key, answer, _ in reversed(batch)}

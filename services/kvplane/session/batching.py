@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from kvplane.kernel.errors import KvplaneError
+from kvplane.kernel.gathering import gathered
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -37,6 +38,7 @@ class Batches(Generic[Item, Answer]):
     async def _drain(self, tenant_id: str) -> None:
         queue = self._queues[tenant_id]
         while queue:
+            await gathered(queue, MAX_BATCH)
             batch = queue[:MAX_BATCH]
             del queue[:MAX_BATCH]
             try:

@@ -41,7 +41,7 @@ test-fast: setup spin ## Run the tests that need no vLLM
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
 
 .PHONY: model
-model: ## Check the lease protocol's model with spin, and each planted fault (ARGS=--all: more)
+model: ## Check the lease protocol's model with spin, and each planted fault (ARGS=--pairs: more)
 	@$(PYTHON) tools/spin.py
 	@$(PYTHON) tests/model/check.py $(ARGS)
 

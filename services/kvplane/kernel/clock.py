@@ -78,3 +78,8 @@ class FakeClock:
 def sleep_blocking(seconds: float) -> None:
     """Wait in a thread that has no event loop."""
     time.sleep(seconds)
+
+
+async def loop_turn() -> None:
+    """Let everything that is ready run once. Takes no time by any clock."""
+    await asyncio.sleep(0)

@@ -1,8 +1,9 @@
 """Let calls that are about to arrive share a batch with those that have."""
 
-import asyncio
 from collections.abc import Sized
 from typing import Final
+
+from kvplane.kernel.clock import loop_turn
 
 # A call over gRPC takes several turns of the event loop from the socket to its handler.
 # Without other work a turn takes some microseconds.
@@ -19,6 +20,6 @@ async def gathered(queue: Sized, limit: int) -> None:
     for _ in range(_MOST_TURNS):
         if quiet == _QUIET_TURNS or known >= limit:
             return
-        await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, not a time
+        await loop_turn()
         quiet = quiet + 1 if len(queue) == known else 0
         known = len(queue)

@@ -104,7 +104,11 @@ def repository() -> Iterator[Path]:
     yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXTS)
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and path.suffix in TEXTS and "__pycache__" not in path.parts:
+            # Caches are hidden folders, or __pycache__.
+            inside = path.relative_to(ROOT / folder).parts
+            if any(part.startswith(".") or part == "__pycache__" for part in inside):
+                continue
+            if path.is_file() and path.suffix in TEXTS:
                 yield path
 
 

@@ -387,3 +387,15 @@ async def test_leases_are_listed_by_page_and_filter(replica: Replica):
     assert await count(worker_id="p0") == 3
     assert await count(states=[pb.LEASE_STATE_READING]) == 0
     assert await count(states=[pb.LEASE_STATE_READING, pb.LEASE_STATE_GRANTED]) == 5
+
+
+async def test_a_handle_that_nobody_has_reported_yet_is_refused_again(replica):
+    handle = pb.OwnedHandle(engine_id="engine-d1", request_id="r1")
+    first = await replica.grant("q1", handle=handle)
+    own = await replica.held()
+
+    again = await replica.grant("q1", handle=handle)
+
+    assert first.refusal_reason == again.refusal_reason == pb.REFUSAL_REASON_NOT_HELD
+    assert not again.HasField("lease")
+    assert (await replica.owned(own)).state == pb.OWNERSHIP_STATE_HELD

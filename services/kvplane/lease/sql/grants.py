@@ -32,7 +32,7 @@ def grant_lease(
 ) -> Granted:
     """See `LeaseStore.grant`."""
     tenant_id = _tenant(tx, order)
-    if tenant_id and (replay := _replay(tx, tenant_id, order)):
+    if replay := _replay(tx, order):
         return replay
     effects = ensure_epoch(tx, order.holder.worker_id, order.holder.epoch)
     work = Workspace(tx)
@@ -44,7 +44,7 @@ def grant_lease(
         refusal = _absence(tx, tenant_id, order)
         if not final:
             return Granted(None, None, Payload(), None, now_us, pending=True, effects=effects)
-        return _refuse(tx, tenant_id, order, refusal, now_us, effects)
+        return _refuse(tx, order, refusal, now_us, effects)
     change = grant(
         own,
         lease_id,
@@ -56,9 +56,9 @@ def grant_lease(
         config=config,
     )
     if isinstance(change, Refusal):
-        return _refuse(tx, tenant_id, order, change, now_us, effects)
-    if not _remember(tx, own.tenant_id, order, lease_id, 0, now_us):
-        return _first_answer(tx, own.tenant_id, order)
+        return _refuse(tx, order, change, now_us, effects)
+    if not _remember(tx, order, lease_id, 0, now_us):
+        return _first_answer(tx, order)
     lease = change.lease
     assert lease is not None
     work.add_lease(lease)
@@ -95,20 +95,22 @@ def _absence(tx: Tx, tenant_id: str, order: GrantOrder) -> Refusal:
     return Refusal.NOT_HELD
 
 
-def _refuse(
-    tx: Tx, tenant_id: str, order: GrantOrder, refusal: Refusal, now_us: int, effects: Effects
-) -> Granted:
-    if tenant_id and not _remember(tx, tenant_id, order, "", refusal, now_us):
-        return _first_answer(tx, tenant_id, order)
+def _refuse(tx: Tx, order: GrantOrder, refusal: Refusal, now_us: int, effects: Effects) -> Granted:
+    if not _remember(tx, order, "", refusal, now_us):
+        return _first_answer(tx, order)
     return Granted(None, None, Payload(), refusal, now_us, effects=effects)
 
 
-def _remember(
-    tx: Tx, tenant_id: str, order: GrantOrder, lease_id: str, refusal: int, now_us: int
-) -> bool:
+def _asked_by(order: GrantOrder) -> str:
+    """Return whose request ids these are. Workers' belong to no tenant: of a handle that is
+    not reported yet nobody knows whose it is, and its refusal must be remembered too."""
+    return order.tenant_id or ""
+
+
+def _remember(tx: Tx, order: GrantOrder, lease_id: str, refusal: int, now_us: int) -> bool:
     """Store the answer; False when another replica has just answered the same request."""
     row = {
-        "tenant_id": tenant_id,
+        "tenant_id": _asked_by(order),
         "request_id": order.request_id,
         "fingerprint": _fingerprint(order),
         "lease_id": lease_id,
@@ -118,15 +120,15 @@ def _remember(
     return _INSERT_REQUEST.one(tx, **row).rowcount > 0
 
 
-def _first_answer(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted:
-    replay = _replay(tx, tenant_id, order)
+def _first_answer(tx: Tx, order: GrantOrder) -> Granted:
+    replay = _replay(tx, order)
     assert replay is not None
     return replay
 
 
-def _replay(tx: Tx, tenant_id: str, order: GrantOrder) -> Granted | None:
+def _replay(tx: Tx, order: GrantOrder) -> Granted | None:
     """Return the first answer to this request, the lease as it is now."""
-    row = _ANSWER.one(tx, tenant_id=tenant_id, request_id=order.request_id).first()
+    row = _ANSWER.one(tx, tenant_id=_asked_by(order), request_id=order.request_id).first()
     if row is None:
         return None
     if row.fingerprint != _fingerprint(order):

@@ -62,7 +62,7 @@ def double_grant() -> AbstractContextManager[Any]:
         return granted(own, *args, **kwargs)
 
     return _all(
-        patch.object(grants, "_replay", lambda tx, tenant_id, order: None),
+        patch.object(grants, "_replay", lambda tx, order: None),
         patch.object(grants, "_remember", lambda *args: True),
         everywhere(granted, again),
     )

@@ -15,6 +15,10 @@ _numbers = itertools.count()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests on real vLLM last: the others say sooner what is wrong."""
     items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
+    for item in items:
+        if item.get_closest_marker("vllm") is not None:
+            # The first start of two vLLMs after an installation takes minutes.
+            item.add_marker(pytest.mark.timeout(600))
 
 
 async def _administer(url: str, *statements: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from kvplane.kernel.clock import SystemClock, sleep_blocking
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _clock = SystemClock()
+_given: set[int] = set()
 
 
 class Failed(Exception):
@@ -22,11 +24,21 @@ class Failed(Exception):
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of the loopback that nobody listens on, another one each time.
+
+    Below the ports that outgoing connections get (32768 and up on Linux): one of them
+    could take it before the server that it is meant for listens.
+    """
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 class Server:

@@ -118,7 +118,7 @@ class Cluster:
             raise RuntimeError(f"migration failed: {done.stdout}{done.stderr}")
         for service in self.services.values():
             service.start()
-        wait_for([*self.services.values(), self.prefill, self.decode], timeout=240)
+        wait_for([*self.services.values(), self.prefill, self.decode], timeout=420)
         for number in (1, 2):
             wait_for_model(self.gateway(number))
 

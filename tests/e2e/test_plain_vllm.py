@@ -12,6 +12,7 @@ from demo.servers import Server, free_port, stop_all, wait_for
 from demo.vllm_worker import VllmWorker
 from e2e.chat import Chat, bytes_read, words
 from e2e.cluster import BLOCK, KV_BYTES_PER_TOKEN, MODEL, default_logs, wait_for_model
+from e2e.waiting import eventually
 
 pytestmark = pytest.mark.vllm
 
@@ -79,14 +80,28 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
     try:
         for server in servers:
             server.start()
-        wait_for(servers, timeout=240)
+        wait_for(servers, timeout=420)
         wait_for_model(dev.url)
         yield Plain(workers["prefill"], workers["decode"], dev, dev.url)
     finally:
         stop_all(servers)
 
 
+async def both_are_known(plain: Plain) -> None:
+    """Talk until a turn reads: the gateway has then heard of both workers."""
+
+    async def reads() -> bool:
+        chat = Chat(plain, session=None)  # type: ignore[arg-type]
+        await chat.say("Warm up. " + words(int(plain.prefill.seconds()) * 7, 150))
+        before = await bytes_read(plain.prefill.url)
+        await chat.say("Go on.")
+        return await bytes_read(plain.prefill.url) > before
+
+    await eventually(reads, seconds=60)
+
+
 async def test_each_next_turn_reads_and_is_right(plain: Plain) -> None:
+    await both_are_known(plain)
     chat = Chat(plain, session="plain")  # type: ignore[arg-type]
     for turn in range(1, 5):
         before = await bytes_read(plain.prefill.url)

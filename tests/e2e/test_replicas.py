@@ -1,8 +1,11 @@
 """Two replicas of everything: turns alternate, one dies, nothing is lost."""
 
+import asyncio
+import copy
+
 import pytest
 from demo.servers import wait_for
-from e2e.chat import Chat, bytes_read, words
+from e2e.chat import Chat, bytes_read, control, leases_of, session_of, words
 from e2e.cluster import Cluster
 
 pytestmark = pytest.mark.vllm
@@ -20,6 +23,15 @@ async def test_turns_alternate_between_replicas_and_one_dies(cluster: Cluster, c
             await chat.say(words(turn * 310), stream=turn % 2 == 1)
             if turn > 1:
                 assert await bytes_read(cluster.prefill.url) > before, f"turn {turn} did not reuse"
+        # And two turns at once, with half of everything gone.
+        async with control(cluster) as client:
+            session_id = (await session_of(client, chat.session or "")).session_id
+            before_both = await leases_of(client, session_id, "prefill")
+        other = Chat(cluster, chat.session, copy.deepcopy(chat.messages), gateway=2)
+        await asyncio.gather(chat.say("Left."), other.say("Right.", stream=True))
+        async with control(cluster) as client:
+            after_both = await leases_of(client, session_id, "prefill")
+        assert len(after_both) <= len(before_both) + 1
     finally:
         for server in killed:
             server.start()

@@ -6,10 +6,11 @@ import signal
 import socket
 
 import pytest
+from demo.servers import free_port
 from kvplane.api.session.v1 import session_pb2
 from kvplane.client import Channels, session_api
 from kvplane.kernel.errors import Unavailable
-from runtime.processes import free_port, get, kvplane, running
+from runtime.processes import get, kvplane, running
 
 pytestmark = pytest.mark.processes
 

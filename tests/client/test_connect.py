@@ -231,6 +231,7 @@ async def test_a_silent_server_meets_the_deadline(address, fakes):
 async def test_nobody_there_is_unavailable_in_time_and_heals(fakes):
     server = serve(fakes)
     port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()  # one that never started keeps its port when it stops
     await server.stop(0)
     async with KvplaneClient(f"127.0.0.1:{port}", timeout=0.3) as client:
         with pytest.raises(Unavailable):

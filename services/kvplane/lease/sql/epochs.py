@@ -3,9 +3,9 @@
 from sqlalchemy import bindparam, delete, select, update
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import insert_ignore, prepared
 from kvplane.kernel.errors import StaleEpoch, Unavailable
 from kvplane.lease.domain import lose_holder, lose_owner
-from kvplane.lease.sql.prepared import insert_ignore, prepared
 from kvplane.lease.sql.tables import lease_commands, leases, ownerships, worker_epochs
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS, Effects

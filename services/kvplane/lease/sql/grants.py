@@ -3,12 +3,12 @@
 from sqlalchemy import bindparam, select
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import insert_ignore, prepared
 from kvplane.kernel.errors import InvalidField
 from kvplane.kernel.ids import derived
 from kvplane.lease.domain import LeaseConfig, clamp_ttl, grant, newest_readable
 from kvplane.lease.sql.epochs import ensure_epoch
 from kvplane.lease.sql.owners import newest_of_session
-from kvplane.lease.sql.prepared import insert_ignore, prepared
 from kvplane.lease.sql.tables import lease_requests, leases, ownerships
 from kvplane.lease.sql.workspace import Workspace, load_payload
 from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder

@@ -5,6 +5,7 @@ from collections import defaultdict
 from sqlalchemy import bindparam, select, update
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.kernel.errors import NotFound
 from kvplane.kernel.ids import derived
 from kvplane.lease.domain import (
@@ -16,7 +17,6 @@ from kvplane.lease.domain import (
     renewed_deadline,
     revoke,
 )
-from kvplane.lease.sql.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.lease.sql.tables import leases, ownerships
 from kvplane.lease.sql.workspace import (
     INSERT_COMMAND,

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Select, bindparam, false, or_, select, update
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import Prepared, id_list, insert_ignore, is_listed, prepared
 from kvplane.kernel.ids import derived
-from kvplane.lease.sql.prepared import Prepared, id_list, insert_ignore, is_listed, prepared
 from kvplane.lease.sql.tables import lease_commands, leases, ownership_payloads, ownerships
 from kvplane.lease.store import Effects
 from kvplane.lease.values import Change, Lease, LeaseState, Ownership, OwnershipState, Payload

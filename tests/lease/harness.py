@@ -81,7 +81,7 @@ class Plane:
         times = {
             name: getattr(plain, name) * self.unit
             for name in ("ttl_s", "min_ttl_s", "max_ttl_s", "margin_s", "restart_grace_s",
-                         "retention_s", "sweep_interval_s", "tick_interval_s")
+                         "retention_s", "sweep_interval_s", "tick_interval_s", "sweep_slack_s")
         }  # fmt: skip
         own = {n: v * self.unit if n.endswith("_s") else v for n, v in units.items()}
         return replace(plain, **(times | own))

@@ -37,6 +37,7 @@ from kvplane.lease.values import (
 )
 
 CONFIG = LeaseConfig()
+SLACK = micros(CONFIG.sweep_slack_s)
 HOLDER = Holder("p1", 1, "c")
 NOW = 1_000_000_000
 
@@ -127,28 +128,46 @@ def test_what_a_newer_turn_supersedes():
 
 def test_a_read_that_began_is_never_granted_to_another():
     own, lease = reading(owned())
-    change = expire(own, lease, lease.deadline_us)
+    end = lease.deadline_us + SLACK
+    change = expire(own, lease, end, CONFIG)
     assert change.ownership.state is OwnershipState.RELEASED
     assert change.free_now
-    assert expire(own, lease, lease.deadline_us - 1) is None
+    assert expire(own, lease, end - 1, CONFIG) is None
+
+
+def test_a_slow_readers_clock_gets_no_more_than_the_slack():
+    """The holder may not know yet that its lease is over; nobody tells it otherwise."""
+    own, lease = reading(owned())
+    assert SLACK > 0
+    for ending in (
+        lease,
+        revoke(own, lease, NOW + 1).lease,
+        lose_holder(own, lease, NOW + 1).lease,
+    ):
+        assert expire(own, ending, lease.deadline_us + SLACK - 1, CONFIG) is None
+        assert expire(own, ending, lease.deadline_us + SLACK, CONFIG).free_now
+        assert not ending.usable(lease.deadline_us)
+    unread = granted(owned())
+    over = expire(unread.ownership, unread.lease, unread.lease.deadline_us, CONFIG)
+    assert over.ownership.state is OwnershipState.HELD
 
 
 def test_a_draining_read_frees_at_its_end_whatever_ended_it():
     own, lease = reading(owned())
     revoked = revoke(own, lease, NOW + 1)
     assert (revoked.free_now, revoked.ownership) == (False, own)
-    over = expire(own, revoked.lease, lease.deadline_us)
+    over = expire(own, revoked.lease, lease.deadline_us + SLACK, CONFIG)
     assert (over.free_now, over.ownership.state) == (True, OwnershipState.RELEASED)
     lost = lose_holder(own, lease, NOW + 1)
     assert (lost.lease.state, lost.lease.draining) == (LeaseState.LOST, True)
-    assert expire(own, lost.lease, lease.deadline_us).free_now
+    assert expire(own, lost.lease, lease.deadline_us + SLACK, CONFIG).free_now
 
 
 def test_an_owner_that_is_gone_is_told_nothing():
     own, lease = reading(owned())
     lost = lose_owner(own, lease, NOW + 1)
     assert lost.ownership.state is OwnershipState.LOST
-    over = expire(lost.ownership, lost.lease, lease.deadline_us)
+    over = expire(lost.ownership, lost.lease, lease.deadline_us + SLACK, CONFIG)
     assert (over.free_now, over.ownership.lease_id) == (False, "")
 
 
@@ -202,8 +221,10 @@ def _act(action, own, current, newest, number, now) -> Change | None:
         return answer if isinstance(answer, Change) else None
     if action == "hold":
         return Change(hold_until(own, now + micros(30)))
-    if action in ("free", "withdraw", "expire", "lose_owner"):
-        act = {"free": free, "withdraw": withdraw, "expire": expire, "lose_owner": lose_owner}
+    if action == "expire":
+        return expire(own, current, now, CONFIG)
+    if action in ("free", "withdraw", "lose_owner"):
+        act = {"free": free, "withdraw": withdraw, "lose_owner": lose_owner}
         return act[action](own, current, now)
     if newest is None:
         return None

@@ -36,6 +36,9 @@ class LeaseConfig:
     max_ttl_s: float = 60.0
     # A lease ends at least this long before its ownership's hold.
     margin_s: float = 2.0
+    # A read may go on so long after its lease's end, by a reader whose clock is slow: what
+    # it reads is freed only then.
+    sweep_slack_s: float = 0.5
     # What a report without a hold is taken to mean; 0 lets nobody read it.
     unknown_hold_s: float = 0.0
     max_hold_s: float = 86_400.0
@@ -243,15 +246,21 @@ def withdraw(own: Ownership, lease: Lease | None, now_us: int) -> Change:
     return replace(_drained(own, lease, now_us, consumed=True), free_now=False)
 
 
-def expire(own: Ownership, lease: Lease | None, now_us: int) -> Change | None:
-    """Return what the passing of time has ended, if anything."""
+def expire(own: Ownership, lease: Lease | None, now_us: int, config: LeaseConfig) -> Change | None:
+    """Return what the passing of time has ended, if anything.
+
+    What may be being read ends `sweep_slack_s` late: no call of its holder's succeeds any
+    more, but the holder counts on a clock of its own and may not know yet.
+    """
     if lease is None:
         over = own.state is OwnershipState.HELD and own.hold_deadline_us <= now_us
         return Change(_ended(own, OwnershipState.EXPIRED, now_us)) if over else None
-    if lease.deadline_us > now_us:
-        return None
     if lease.state is LeaseState.GRANTED:
+        if lease.deadline_us > now_us:
+            return None
         return Change(_held_again(own, now_us), _end(lease, LeaseState.EXPIRED, now_us))
+    if lease.deadline_us + micros(config.sweep_slack_s) > now_us:
+        return None
     if lease.state is LeaseState.READING:
         # A read may have been sent: nobody else may read what it has freed.
         released = _ended(own, OwnershipState.RELEASED, now_us)

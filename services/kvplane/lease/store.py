@@ -32,6 +32,10 @@ class Effects:
     # Workers of which an older epoch has ended.
     epoch_ended: frozenset[str] = frozenset()
 
+    def __or__(self, other: "Effects") -> "Effects":
+        """Return both."""
+        return Effects(self.commanded | other.commanded, self.epoch_ended | other.epoch_ended)
+
 
 NO_EFFECTS = Effects()
 
@@ -192,8 +196,9 @@ class LeaseStore(Protocol):
         A live ownership gets a later hold deadline, or nothing; an ended one stays as it
         is, and one that was LOST is ordered to be freed. A hold that is over already is
         stored as EXPIRED. Held ownerships of a session that has a live one of a later
-        turn become RELEASED and are ordered to be freed (not those for a decode). The
-        last of equal items in a call counts.
+        turn become RELEASED and are ordered to be freed (not those for a decode), and so
+        does what is reported of a session that has ended. The last of equal items in a
+        call counts.
 
         Raises InvalidField when the id is live under another tenant or worker, and
         Unavailable when it came on a stream that is no longer the worker's newest.
@@ -222,14 +227,15 @@ class LeaseStore(Protocol):
         """End all epochs of a worker below `current_epoch`; return ownerships and leases lost.
 
         What it owned is LOST with its leases. Leases it held are LOST: unread ones put
-        the ownership back to HELD, read ones drain until their deadline.
+        the ownership back to HELD, read ones drain until their deadline and the slack.
         """
         ...
 
     async def grant(self, order: GrantOrder, lease_id: str, *, final: bool) -> Granted:
         """Give a lease, or refuse, and remember the answer under (tenant, request_id).
 
-        The same request again gets the same lease as it now is, or the same refusal.
+        What time has ended is ended first, swept or not. The same request again gets the
+        same lease as it now is, or the same refusal.
         Unless `final`, an absence that a report could still fill is `pending` and not
         remembered. A refusal for an ownership that nobody has reported is not
         remembered either: it has no tenant.
@@ -259,7 +265,11 @@ class LeaseStore(Protocol):
     async def release(
         self, holder: Holder, refs: list[LeaseRef]
     ) -> tuple[list[LeaseState | None], Effects]:
-        """End leases at their holder's word; None for one that it does not have."""
+        """End leases at their holder's word; None for one that it does not have.
+
+        What is given back unread is held again, unless its session has a later turn by
+        now: then it is freed.
+        """
         ...
 
     async def revoke(self, tenant_id: str, lease_id: str) -> tuple[Lease, int, Effects]:
@@ -270,7 +280,10 @@ class LeaseStore(Protocol):
         ...
 
     async def free_session(self, tenant_id: str, session_id: str) -> tuple[int, int, Effects]:
-        """Free all that a session holds; return how many at once and how many drain."""
+        """Free what an ended session holds; return how many at once and how many drain.
+
+        The end is remembered: what is reported of the session later is freed at once.
+        """
         ...
 
     async def extend_hold(
@@ -303,7 +316,8 @@ class LeaseStore(Protocol):
     async def sweep(self, rows: int) -> Swept:
         """End at most that many leases, and as many holds, whose deadline has passed.
 
-        Live rows, however many, do not hide ended ones.
+        What may be being read ends `sweep_slack_s` after its lease's deadline. Live rows,
+        however many, do not hide ended ones.
         """
         ...
 

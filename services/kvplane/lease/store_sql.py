@@ -135,7 +135,7 @@ class SqlLeaseStore:
 
     async def sweep(self, rows: int) -> Swept:
         """See `LeaseStore`."""
-        return await self._run(lambda tx: sweeping.sweep(tx, rows))
+        return await self._run(lambda tx: sweeping.sweep(tx, self._config, rows))
 
     async def purge(self, rows: int, retention_us: int) -> int:
         """See `LeaseStore`."""

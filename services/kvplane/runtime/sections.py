@@ -126,6 +126,11 @@ class LeaseSettings(Section):
     margin_s: NotNegative = Field(
         2.0, description="A lease ends so many seconds before its owner's hold does."
     )
+    sweep_slack_s: NotNegative = Field(
+        0.5,
+        description="What is being read when its lease ends is freed so many seconds later: "
+        "the reader's clock may be slow.",
+    )
     unknown_hold_s: NotNegative = Field(
         0.0,
         description="Hold in seconds of an owner that reports none; 0: nobody reads from it.",

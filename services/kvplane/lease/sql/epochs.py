@@ -6,6 +6,7 @@ from kvplane.db.database import Tx
 from kvplane.db.prepared import insert_ignore, prepared
 from kvplane.kernel.errors import StaleEpoch, Unavailable
 from kvplane.lease.domain import lose_holder, lose_owner
+from kvplane.lease.sql.sessions import free_outdated
 from kvplane.lease.sql.tables import lease_commands, leases, ownerships, worker_epochs
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS, Effects
@@ -94,6 +95,7 @@ def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Eff
         if lease.live:
             work.apply(lose_holder(own, lease, now_us))
     leases_lost = sum(not work.leases[ident].live for ident in live_before)
+    free_outdated(work, now_us)
     effects = work.flush(now_us)
     return lost, leases_lost, Effects(effects.commanded, frozenset([worker_id]))
 

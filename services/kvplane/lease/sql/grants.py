@@ -6,9 +6,10 @@ from kvplane.db.database import Tx
 from kvplane.db.prepared import insert_ignore, prepared
 from kvplane.kernel.errors import InvalidField
 from kvplane.kernel.ids import derived
-from kvplane.lease.domain import LeaseConfig, clamp_ttl, grant, newest_readable
+from kvplane.lease.domain import LeaseConfig, clamp_ttl, expire, grant, newest_readable
 from kvplane.lease.sql.epochs import ensure_epoch
 from kvplane.lease.sql.owners import newest_of_session
+from kvplane.lease.sql.sessions import free_outdated
 from kvplane.lease.sql.tables import lease_requests, leases, ownerships
 from kvplane.lease.sql.workspace import Workspace, load_payload
 from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder
@@ -36,10 +37,10 @@ def grant_lease(
         return replay
     effects = ensure_epoch(tx, order.holder.worker_id, order.holder.epoch)
     work = Workspace(tx)
-    own = _lock_target(work, tenant_id, order)
+    _lock_target(work, order)
     now_us = tx.now_us()
-    if order.session_id:
-        own = newest_readable(list(work.ownerships.values()), now_us)
+    effects |= _end_what_is_over(work, config, now_us)
+    own = _target(work, tenant_id, order, now_us)
     if own is None:
         refusal = _absence(tx, tenant_id, order)
         if not final:
@@ -78,13 +79,31 @@ def _tenant(tx: Tx, order: GrantOrder) -> str:
     return order.tenant_id
 
 
-def _lock_target(work: Workspace, tenant_id: str, order: GrantOrder) -> Ownership | None:
+def _lock_target(work: Workspace, order: GrantOrder) -> None:
     if order.session_id:
-        work.lock_session(tenant_id, order.session_id, for_decode=False)
-        return None
-    work.lock([order.ownership_id])
+        work.lock_session(order.tenant_id or "", order.session_id, for_decode=False)
+    else:
+        work.lock([order.ownership_id])
+
+
+def _target(work: Workspace, tenant_id: str, order: GrantOrder, now_us: int) -> Ownership | None:
+    if order.session_id:
+        return newest_readable(list(work.ownerships.values()), now_us)
     own = work.ownerships.get(order.ownership_id)
     return own if own is not None and own.tenant_id and own.tenant_id == tenant_id else None
+
+
+def _end_what_is_over(work: Workspace, config: LeaseConfig, now_us: int) -> Effects:
+    """Do for the locked ones what a sweep would, so that nobody waits for the next one."""
+    changes = [
+        expire(own, work.current_lease(own), now_us, config) for own in work.ownerships.values()
+    ]
+    if not any(changes):
+        return NO_EFFECTS
+    for change in filter(None, changes):
+        work.apply(change)
+    free_outdated(work, now_us)
+    return work.flush(now_us)
 
 
 def _absence(tx: Tx, tenant_id: str, order: GrantOrder) -> Refusal:

@@ -17,6 +17,7 @@ from kvplane.lease.domain import (
     renewed_deadline,
     revoke,
 )
+from kvplane.lease.sql import sessions
 from kvplane.lease.sql.tables import leases, ownerships
 from kvplane.lease.sql.workspace import (
     INSERT_COMMAND,
@@ -143,6 +144,7 @@ def release_many(
         if own is not None:
             work.apply(release(own, lease, ref.outcome, now_us))
         states.append(work.leases[ref.lease_id].state)
+    sessions.free_outdated(work, now_us)
     return states, work.flush(now_us)
 
 
@@ -159,9 +161,11 @@ def revoke_one(tx: Tx, tenant_id: str, lease_id: str) -> tuple[Lease, int, Effec
 
 def free_session(tx: Tx, tenant_id: str, session_id: str) -> tuple[int, int, Effects]:
     """See `LeaseStore.free_session`."""
+    sessions.lock(tx, [(tenant_id, session_id)])
     work = Workspace(tx)
     work.lock_session(tenant_id, session_id, for_decode=True)
     now_us = tx.now_us()
+    sessions.remember_end(tx, tenant_id, session_id, now_us)
     freed = draining = 0
     for ident, own in list(work.ownerships.items()):
         if not own.live:

@@ -16,6 +16,7 @@ from kvplane.lease.domain import (
     superseded,
     withdraw,
 )
+from kvplane.lease.sql import sessions
 from kvplane.lease.sql.epochs import ensure_epoch, ensure_stream
 from kvplane.lease.sql.tables import lease_commands, ownerships, worker_epochs
 from kvplane.lease.sql.workspace import (
@@ -53,13 +54,12 @@ def report(
     ended = ensure_epoch(tx, worker_id, epoch)
     if stream_id is not None:
         ensure_stream(tx, worker_id, stream_id)
-    sessions = {
-        (item.ownership.tenant_id, item.ownership.session_id)
-        for item in by_id.values()
-        if item.ownership.session_id and not item.ownership.for_decode
-    }
+    named = [item.ownership for item in by_id.values() if item.ownership.session_id]
+    sessions.lock(tx, {_session(own) for own in named})
+    over = sessions.ended(tx, {_session(own) for own in named})
+    families = {_session(own) for own in named if not own.for_decode} - over
     work = Workspace(tx)
-    work.lock([*by_id, *_live_of_sessions(tx, sessions)])
+    work.lock([*by_id, *_live_of_sessions(tx, families)])
     now_us = tx.now_us()
     for ident, item in by_id.items():
         hold_us = micros(config.unknown_hold_s) if item.hold_us is None else item.hold_us
@@ -67,14 +67,17 @@ def report(
         deadline = hold_deadline(now_us, sent_by_us, hold_us)
         known = work.ownerships.get(ident)
         if known is None:
-            work.add(_new(item.ownership, deadline, now_us), item.payload)
+            new = _new(item.ownership, deadline, now_us)
+            work.add(new, item.payload)
+            if _session(new) in over:
+                work.apply(free(new, None, now_us))
         elif known.live:
             work.apply(Change(hold_until(known, deadline)))
         elif known.state is OwnershipState.LOST and not known.lease_id:
             # Still pinned by an engine that has registered again; nobody can read it.
             work.order_free(known, epoch)
-    for session in sessions:
-        family = [o for o in work.ownerships.values() if (o.tenant_id, o.session_id) == session]
+    for session in families:
+        family = [own for own in work.ownerships.values() if _session(own) == session]
         for own in superseded(family):
             work.apply(free(own, None, now_us))
     effects = work.flush(now_us)
@@ -88,7 +91,7 @@ def report(
         for item in items
         for ident in [item.ownership.ownership_id]
     ]
-    return Reported(stored, now_us, Effects(effects.commanded, ended.epoch_ended))
+    return Reported(stored, now_us, effects | ended)
 
 
 def withdraw_handles(tx: Tx, worker_id: str, epoch: int, handles: list[Handle]) -> Withdrawn:
@@ -142,7 +145,7 @@ def hello(tx: Tx, worker_id: str, epoch: int, stream_id: str, held: list[Handle]
             work.order_free(own, epoch)
     _forget_commands(tx, gone)
     effects = work.flush(now_us)
-    return Welcomed(now_us, Effects(effects.commanded, ended.epoch_ended))
+    return Welcomed(now_us, effects | ended)
 
 
 def extend_hold(
@@ -196,7 +199,11 @@ def acknowledge(
             work.apply(withdraw(own, work.current_lease(own), now_us))
     tx.connection.execute(delete(lease_commands).where(c.command_id == command_id))
     effects = work.flush(now_us)
-    return Effects(effects.commanded, ended.epoch_ended)
+    return effects | ended
+
+
+def _session(own: Ownership) -> sessions.Session:
+    return own.tenant_id, own.session_id
 
 
 def _refuse_strangers(tx: Tx, worker_id: str, items: list[ReportedItem]) -> None:
@@ -219,9 +226,9 @@ def _refuse_strangers(tx: Tx, worker_id: str, items: list[ReportedItem]) -> None
             )
 
 
-def _live_of_sessions(tx: Tx, sessions: Iterable[tuple[str, str]]) -> list[str]:
+def _live_of_sessions(tx: Tx, families: Iterable[sessions.Session]) -> list[str]:
     """Return the ids of live ownerships of sessions, but not those for a decode."""
-    pairs = sorted(sessions)
+    pairs = sorted(families)
     if not pairs:
         return []
     c = ownerships.c

@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, delete, select, text
+from sqlalchemy import ColumnElement, Table, and_, delete, or_, select, text, tuple_
 
 from kvplane.db.database import Tx
-from kvplane.lease.domain import expire
+from kvplane.lease.domain import LeaseConfig, expire
+from kvplane.lease.sql.sessions import free_outdated
 from kvplane.lease.sql.tables import (
     OPEN_LEASE,
+    ended_sessions,
     lease_commands,
     lease_requests,
     leases,
@@ -17,16 +19,20 @@ from kvplane.lease.sql.tables import (
 )
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import Command, StreamView, Swept
-from kvplane.lease.values import Handle, OwnershipState
+from kvplane.lease.values import Handle, LeaseState, OwnershipState, micros
 
 
-def sweep(tx: Tx, rows: int) -> Swept:
+def sweep(tx: Tx, config: LeaseConfig, rows: int) -> Swept:
     """See `LeaseStore.sweep`."""
-    before_us = tx.now_us()
+    before_us, slack_us = tx.now_us(), micros(config.sweep_slack_s)
     due_leases = tx.connection.execute(
         select(leases.c.lease_id, leases.c.ownership_id)
         # Word for word the index's condition, or SQLite would not use it.
-        .where(text(f"({OPEN_LEASE})"), leases.c.deadline_us <= before_us)
+        .where(
+            text(f"({OPEN_LEASE})"),
+            leases.c.deadline_us <= before_us,
+            or_(leases.c.state == LeaseState.GRANTED, leases.c.deadline_us <= before_us - slack_us),
+        )
         .order_by(leases.c.deadline_us)
         .limit(rows)
     ).all()
@@ -43,12 +49,13 @@ def sweep(tx: Tx, rows: int) -> Swept:
     now_us = tx.now_us()
     ended_leases = ended_holds = 0
     for own in list(work.ownerships.values()):
-        change = expire(own, work.current_lease(own), now_us)
+        change = expire(own, work.current_lease(own), now_us, config)
         if change is None:
             continue
         work.apply(change)
         ended_leases += change.lease is not None
         ended_holds += change.lease is None
+    free_outdated(work, now_us)
     effects = work.flush(now_us)
     more = len(due_leases) == rows or len(due_holds) == rows
     return Swept(ended_leases, ended_holds, more and bool(work.ownerships), effects)
@@ -59,29 +66,14 @@ def purge(tx: Tx, rows: int, retention_us: int) -> int:
     now_us = tx.now_us()
     old_us = now_us - retention_us
     o, le = ownerships.c, leases.c
-    count = _delete(
-        tx, leases, le.lease_id, and_(le.ended_us.between(1, old_us), le.draining.is_(False)), rows
-    )
-    gone = _ids(tx, o.ownership_id, and_(o.ended_us.between(1, old_us), o.lease_id == ""), rows)
-    if gone:
-        for table in (ownership_payloads, ownerships):
-            tx.connection.execute(delete(table).where(table.c.ownership_id.in_(gone)))
-    requests = lease_requests.c
-    asked = tx.connection.execute(
-        select(requests.tenant_id, requests.request_id)
-        .where(requests.answered_us <= old_us)
-        .limit(rows)
-        .with_for_update(skip_locked=True)
-    ).all()
-    for row in asked:
-        tx.connection.execute(
-            delete(lease_requests).where(
-                requests.tenant_id == row.tenant_id, requests.request_id == row.request_id
-            )
-        )
-    commands = lease_commands.c
-    count += _delete(tx, lease_commands, commands.command_id, commands.expire_us <= now_us, rows)
-    return count + len(gone) + len(asked)
+    count = _delete(tx, leases, and_(le.ended_us.between(1, old_us), le.draining.is_(False)), rows)
+    gone = _keys(tx, ownerships, and_(o.ended_us.between(1, old_us), o.lease_id == ""), rows)
+    _delete_keys(tx, ownership_payloads, gone)
+    _delete_keys(tx, ownerships, gone)
+    count += len(gone)
+    count += _delete(tx, lease_requests, lease_requests.c.answered_us <= old_us, rows)
+    count += _delete(tx, ended_sessions, ended_sessions.c.ended_us <= old_us, rows)
+    return count + _delete(tx, lease_commands, lease_commands.c.expire_us <= now_us, rows)
 
 
 def watch(tx: Tx, worker_ids: list[str]) -> dict[str, StreamView]:
@@ -108,15 +100,18 @@ def watch(tx: Tx, worker_ids: list[str]) -> dict[str, StreamView]:
     return views
 
 
-def _ids(tx: Tx, key: ColumnElement[str], condition: ColumnElement[bool], rows: int) -> list[str]:
-    query = select(key).where(condition).limit(rows).with_for_update(skip_locked=True)
-    return list(tx.connection.scalars(query))
+def _delete(tx: Tx, table: Table, condition: ColumnElement[bool], rows: int) -> int:
+    keys = _keys(tx, table, condition, rows)
+    _delete_keys(tx, table, keys)
+    return len(keys)
 
 
-def _delete(
-    tx: Tx, table: Table, key: ColumnElement[Any], condition: ColumnElement[bool], rows: int
-) -> int:
-    ids = _ids(tx, key, condition, rows)
-    if ids:
-        tx.connection.execute(delete(table).where(key.in_(ids)))
-    return len(ids)
+def _keys(tx: Tx, table: Table, condition: ColumnElement[bool], rows: int) -> list[tuple[Any, ...]]:
+    """Return primary keys of at most `rows` rows that nobody else has locked."""
+    query = select(*table.primary_key).where(condition).limit(rows)
+    return [tuple(row) for row in tx.connection.execute(query.with_for_update(skip_locked=True))]
+
+
+def _delete_keys(tx: Tx, table: Table, keys: list[tuple[Any, ...]]) -> None:
+    if keys:
+        tx.connection.execute(delete(table).where(tuple_(*table.primary_key).in_(keys)))

@@ -101,6 +101,16 @@ lease_requests = Table(
     Index(None, "answered_us"),
 )
 
+# Sessions that have ended: what a worker reports of one afterwards is freed at once.
+ended_sessions = Table(
+    "ended_sessions",
+    metadata,
+    Column("tenant_id", _ID, primary_key=True),
+    Column("session_id", _ID, primary_key=True),
+    Column("ended_us", BigInteger, nullable=False),
+    Index(None, "ended_us"),
+)
+
 # The outbox: what owners are to be told, until they have acknowledged it.
 lease_commands = Table(
     "lease_commands",

@@ -1,6 +1,7 @@
 """Locked rows as domain values, and what has changed about them.
 
-Locks are taken in one order everywhere: worker epochs, ownerships by id, leases by id.
+Locks are taken in one order everywhere: worker epochs, sessions, ownerships by id, leases
+by id.
 An ownership's row guards all its leases; a renewal, which moves nothing but a deadline,
 locks leases alone.
 """
@@ -145,6 +146,7 @@ class Workspace:
         self._new_leases: list[str] = []
         self._changed_ownerships: set[str] = set()
         self._changed_leases: set[str] = set()
+        self._returned: set[str] = set()
         self._free: dict[str, int] = {}
 
     def lock(
@@ -195,7 +197,10 @@ class Workspace:
     def apply(self, change: Change) -> None:
         """Take over the outcome of a transition of locked rows."""
         own, lease = change.ownership, change.lease
-        if self.ownerships.get(own.ownership_id) != own:
+        before = self.ownerships.get(own.ownership_id)
+        if before != own:
+            if before is not None and before.state is OwnershipState.LEASED:
+                self._returned.add(own.ownership_id)
             self.ownerships[own.ownership_id] = own
             self._changed_ownerships.add(own.ownership_id)
         if lease is not None and self.leases.get(lease.lease_id) != lease:
@@ -203,6 +208,11 @@ class Workspace:
             self._changed_leases.add(lease.lease_id)
         if change.free_now:
             self.order_free(own, own.epoch)
+
+    def returned(self) -> list[Ownership]:
+        """Return what was leased and is held again."""
+        owns = [self.ownerships[ident] for ident in sorted(self._returned)]
+        return [own for own in owns if own.state is OwnershipState.HELD]
 
     def order_free(self, own: Ownership, epoch: int) -> None:
         """Have the owner told to free it, in its present epoch."""

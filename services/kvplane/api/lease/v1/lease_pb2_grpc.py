@@ -212,7 +212,8 @@ class LeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FreeSession(self, request, context):
-        """FreeSession frees everything a session holds, draining running reads.
+        """FreeSession frees everything that an ended session holds, draining running
+        reads, and what is reported of it afterwards.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

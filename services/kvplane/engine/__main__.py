@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from kvplane.engine.config import EngineConfig
 from kvplane.engine.process import ControlPlane, run
 
 _DEFAULT = EngineConfig()
+_UNDER_LEASES = ControlPlane(routing="", lease="")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,8 +107,9 @@ def parser() -> argparse.ArgumentParser:
         "--control-plane",
         default="",
         metavar="ADDRESS",
-        help="host:port, or routing=host:port,lease=host:port: reads under leases. Without it "
-        "the engine believes kv_transfer_params, as plain vLLM does",
+        help="host:port, or routing=host:port,lease=host:port, each with ,ip:port for more "
+        "replicas: reads under leases. Without it the engine believes kv_transfer_params, as "
+        "plain vLLM does",
     )
     add("--worker-id", default="", help="stable name of this worker; the default is ROLE-HOST-PORT")
     add(
@@ -117,8 +120,20 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--read-limit",
         type=float,
-        default=5.0,
+        default=_UNDER_LEASES.read_limit_s,
         help="under leases: seconds after which a read is given up and computed",
+    )
+    add(
+        "--begin-wait",
+        type=float,
+        default=_UNDER_LEASES.begin_wait_s,
+        help="under leases: seconds that a prefill waits for leave to read",
+    )
+    add(
+        "--grant-wait",
+        type=float,
+        default=_UNDER_LEASES.grant_wait_s,
+        help="under leases: seconds that a decode waits for a lease",
     )
     add("--debug", action="store_true", help="serve /debug: faults, freezing, state")
     add(
@@ -137,7 +152,7 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
             raise SystemExit(f"--{name.replace('_', '-')}: must be at least 1")
     for name in (
         "prefill_us_per_token", "decode_us_per_token", "kv_recompute_threshold",
-        "kv_lease_duration", "decoder_kv_blocks_ttl", "read_limit",
+        "kv_lease_duration", "decoder_kv_blocks_ttl", "read_limit", "begin_wait", "grant_wait",
     ):  # fmt: skip
         if getattr(args, name) < 0:
             raise SystemExit(f"--{name.replace('_', '-')}: must not be negative")
@@ -170,12 +185,13 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
     """Return where the control plane is, if there is one. SystemExit says what is wrong."""
     if not args.control_plane:
         return None
-    parts = args.control_plane.split(",")
-    if len(parts) == 1 and "=" not in parts[0]:
-        named = {"routing": parts[0], "lease": parts[0]}
-    else:
+    named = {"routing": args.control_plane, "lease": args.control_plane}
+    if "=" in args.control_plane:
+        # A comma also separates the replicas of one service.
+        parts = re.split(r",(?=\w+=)", args.control_plane)
         named = dict(part.partition("=")[::2] for part in parts)
-    if set(named) != {"routing", "lease"} or not all(":" in part for part in named.values()):
+    replicas = [each for part in named.values() for each in part.split(",")]
+    if set(named) != {"routing", "lease"} or not all(":" in each for each in replicas):
         raise SystemExit(
             "--control-plane: give host:port, or routing=host:port,lease=host:port, "
             f"not {args.control_plane!r}"
@@ -189,6 +205,8 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
         worker_id=args.worker_id,
         url=args.url,
         read_limit_s=args.read_limit,
+        begin_wait_s=args.begin_wait,
+        grant_wait_s=args.grant_wait,
     )
 
 

@@ -259,7 +259,7 @@ class Engine:
         if expired:
             self.stats.kv_expired += len(expired)
             self.reuse.freed(expired)
-        self.reuse.carry_out_orders(pins, now)
+        self.reuse.carry_out_orders(pins, now, self.faults, self.stats)
         self.reader.tick(now)
         self.blocks.wake()
         usage = self.blocks.pool.in_use / self.config.num_blocks

@@ -12,12 +12,16 @@ class Faults:
 
     # Seconds between the permission for a read and its start.
     read_delay_s: float = 0.0
+    # Seconds that a read stays under way; only then does it touch the owner's blocks.
+    slow_reads_s: float = 0.0
     # How many of the next reads fail without being sent.
     fail_reads: int = 0
     # How many of the next notifications of readers get lost.
     drop_notifications: int = 0
     # Seconds that are added to every prefill.
     prefill_delay_s: float = 0.0
+    # How many of the next orders to hold longer leave the hold as it is.
+    keep_holds: int = 0
 
     def update(self, values: dict[str, Any]) -> None:
         """Set some. InvalidField for an unknown name or a value that is no such number."""

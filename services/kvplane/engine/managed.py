@@ -4,8 +4,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvplane.engine.faults import Faults
 from kvplane.engine.pool import Pins
 from kvplane.engine.reuse import Grant, Holding, Params
+from kvplane.engine.stats import Stats
 from kvplane.kernel.clock import Clock
 from kvplane.worker.agent import HoldLonger, Pending, Permit, WorkerAgent
 from kvplane.worker.holdings import Held
@@ -104,16 +106,19 @@ class Managed:
         """Report what is held no more."""
         self._agent.report_freed(request_ids)
 
-    def carry_out_orders(self, pins: Pins, now: float) -> None:
+    def carry_out_orders(self, pins: Pins, now: float, faults: Faults, stats: Stats) -> None:
         """Hold longer, or free now."""
         for order in self._agent.take_orders():
             if isinstance(order, HoldLonger):
-                left = pins.extend(order.request_id, now + order.seconds)
+                longer = 0.0 if faults.take("keep_holds") else order.seconds
+                left = pins.extend(order.request_id, now + longer)
+                stats.held_longer += left is not None and longer > 0
                 self._agent.order_done(
                     order, done=left is not None, hold_seconds=(left or now) - now
                 )
             else:
                 done = pins.free(order.request_id)
+                stats.freed_by_order += done
                 self._agent.order_done(order, done=done)
                 self._agent.report_freed([order.request_id])
 

@@ -34,6 +34,9 @@ class ControlPlane:
     url: str = ""
     # A read that takes longer is given up and computed.
     read_limit_s: float = 5.0
+    # How long a request waits for leave to read: under the router's lease, or for one.
+    begin_wait_s: float = 0.3
+    grant_wait_s: float = 0.5
 
 
 async def run(
@@ -117,6 +120,8 @@ def _agent(engine: Engine, control_plane: ControlPlane, url: str, clock: Clock) 
             routing=control_plane.routing,
             lease=control_plane.lease,
             token=control_plane.token,
+            begin_wait_seconds=control_plane.begin_wait_s,
+            grant_wait_seconds=control_plane.grant_wait_s,
             read_limit_seconds=control_plane.read_limit_s,
         ),
         clock,

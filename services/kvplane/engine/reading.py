@@ -142,7 +142,9 @@ class Reader:
         self._awaited.pop(request.request_id, None)
         notification = f"{remote.request_id}:1"
         if plan.local:
-            return engine.transfer.read(peer, plan.local, blocks, notification)
+            return engine.transfer.read(
+                peer, plan.local, blocks, notification, engine.faults.slow_reads_s
+            )
         try:
             engine.transfer.notify(peer, notification)
             engine.reuse.finished(request.request_id, sent=True)
@@ -168,6 +170,7 @@ class Reader:
                     break
                 await engine.clock.sleep(_POLL_S)
         except BaseException:
+            engine.stats.reads_abandoned += 1
             self._park(request.request_id, read, own)
             raise
         valid = engine.reuse.still_valid(request.request_id)

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvplane.engine.faults import Faults
 from kvplane.engine.pool import Pins
+from kvplane.engine.stats import Stats
 
 Params = dict[str, Any]
 
@@ -68,7 +70,7 @@ class Reuse(Protocol):
         """Say what is held no more: read, expired or ordered."""
         ...
 
-    def carry_out_orders(self, pins: Pins, now: float) -> None:
+    def carry_out_orders(self, pins: Pins, now: float, faults: Faults, stats: Stats) -> None:
         """Do what the control plane wants done with held blocks."""
         ...
 
@@ -108,7 +110,7 @@ class Unmanaged:
     def freed(self, request_ids: Iterable[str]) -> None:
         """Tell nobody."""
 
-    def carry_out_orders(self, pins: Pins, now: float) -> None:
+    def carry_out_orders(self, pins: Pins, now: float, faults: Faults, stats: Stats) -> None:
         """There are none."""
 
     def load(self, running: int, waiting: int, usage: float) -> None:

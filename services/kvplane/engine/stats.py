@@ -27,6 +27,11 @@ class Stats:
     # Reads that a lost lease cut off, and permits that did not come.
     reads_dropped: int = 0
     reads_refused: int = 0
+    # Reads under way whose request went away.
+    reads_abandoned: int = 0
+    # Orders of the control plane that were carried out.
+    freed_by_order: int = 0
+    held_longer: int = 0
 
 
 def exposition(stats: Stats, model: str, held: int, used: int, total: int, parked: int) -> str:
@@ -58,6 +63,9 @@ def exposition(stats: Stats, model: str, held: int, used: int, total: int, parke
         ("kvplane_engine_requests_aborted_total", "counter", stats.aborted),
         ("kvplane_engine_reads_dropped_total", "counter", stats.reads_dropped),
         ("kvplane_engine_reads_refused_total", "counter", stats.reads_refused),
+        ("kvplane_engine_reads_abandoned_total", "counter", stats.reads_abandoned),
+        ("kvplane_engine_freed_by_order_total", "counter", stats.freed_by_order),
+        ("kvplane_engine_held_longer_total", "counter", stats.held_longer),
         ("kvplane_engine_held_requests", "gauge", held),
         ("kvplane_engine_blocks_in_use", "gauge", used),
         ("kvplane_engine_blocks_total", "gauge", total),

@@ -38,25 +38,36 @@ class Peer:
 
 
 class Read:
-    """One NIXL READ under way. Its destination must not be reused before it is over."""
+    """One NIXL READ under way. Its destination must not be reused before it is over.
 
-    def __init__(self, transfer: "Transfer", peer: Peer, handle: Any, nbytes: int) -> None:
+    It begins `delay_s` seconds late, which for its owner and its reader is a slow read.
+    """
+
+    def __init__(
+        self, transfer: "Transfer", peer: Peer, handle: Any, nbytes: int, delay_s: float
+    ) -> None:
         self._transfer = transfer
         self._handle = handle
+        self._begins = transfer.clock.monotonic() + delay_s
+        self._posted = False
         self._failed = False
         self._over = False
         self.peer = peer
         self.nbytes = nbytes
         peer.reads += 1
 
-    def fail(self) -> None:
-        """Say that it could not be posted."""
-        self._failed = True
-
     def state(self) -> str:
         """Return DONE, PROC or ERR. ERR too may still be followed by writes: see `over`."""
+        if not self._posted and self._transfer.clock.monotonic() >= self._begins:
+            self._posted = True
+            try:
+                self._transfer.nixl.transfer(self._handle)
+            except Exception:  # noqa: BLE001  the peer is gone
+                self._failed = True
         if self._failed:
             return "ERR"
+        if not self._posted:
+            return "PROC"
         try:
             return str(self._transfer.nixl.check_xfer_state(self._handle))
         except Exception:  # noqa: BLE001  NIXL raises its own types for a peer that is gone
@@ -99,7 +110,7 @@ class Transfer:
         self._memory = memory
         self._engine_id = engine_id
         self._compatibility = compatibility
-        self._clock = clock
+        self.clock = clock
         self._peers: dict[str, Peer] = {}
         self._meeting: dict[str, asyncio.Lock] = {}
         self.nixl: Any = nixl_agent(
@@ -117,7 +128,7 @@ class Transfer:
             address=self._memory.ctypes.data,
             num_blocks=len(self._memory),
             block_bytes=self._block_bytes,
-            clock=self._clock.monotonic(),
+            clock=self.clock.monotonic(),
         )
 
     async def connect(self, host: str, port: int, engine_id: str) -> Peer:
@@ -127,7 +138,7 @@ class Transfer:
             if peer is not None:
                 return peer
             try:
-                met, offset = await meet(host, port, engine_id, self._compatibility, self._clock)
+                met, offset = await meet(host, port, engine_id, self._compatibility, self.clock)
                 agent = self.nixl.add_remote_agent(met.agent_metadata)
                 blocks = self._prepare(agent, met.address, met.num_blocks)
             except HandshakeFailed as error:
@@ -139,7 +150,12 @@ class Transfer:
             return peer
 
     def read(
-        self, peer: Peer, local: Sequence[int], remote: Sequence[int], notification: str
+        self,
+        peer: Peer,
+        local: Sequence[int],
+        remote: Sequence[int],
+        notification: str,
+        delay_s: float = 0.0,
     ) -> Read:
         """Begin to read remote blocks into local ones; at its end the peer is notified."""
         try:
@@ -153,11 +169,8 @@ class Transfer:
             )
         except Exception as error:
             raise ReadFailed(f"cannot read these blocks: {error!r}", sent=False) from error
-        read = Read(self, peer, handle, len(local) * self._block_bytes)
-        try:
-            self.nixl.transfer(handle)
-        except Exception:  # noqa: BLE001  the peer is gone
-            read.fail()
+        read = Read(self, peer, handle, len(local) * self._block_bytes, delay_s)
+        read.state()
         return read
 
     def notify(self, peer: Peer, notification: str) -> None:

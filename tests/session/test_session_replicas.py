@@ -79,14 +79,16 @@ async def test_one_request_id_for_two_sessions_at_once_is_given_to_one(postgres)
         except KvplaneError as error:
             return error
 
-    for round_ in range(10):
+    for round_ in range(30):
         answers = await asyncio.gather(
             *(attempt(r, begin(f"r{round_}", f"{i}-{round_}")) for i, r in enumerate(replicas))
         )
         refused = [answer for answer in answers if isinstance(answer, KvplaneError)]
         assert len(refused) == 1
         assert isinstance(refused[0], InvalidField)
-    assert await postgres.execute("SELECT count(*) FROM turns") == [(10,)]
+    assert await postgres.execute("SELECT count(*) FROM turns") == [(30,)]
+    # And the one refused leaves no session behind.
+    assert await postgres.execute("SELECT count(*) FROM sessions") == [(30,)]
 
 
 async def test_one_turn_completed_at_both_at_once_counts_once(postgres):

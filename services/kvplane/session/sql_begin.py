@@ -7,7 +7,7 @@ decides item by item in memory, and what changed is written.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy import bindparam, delete, func, insert, select
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import InvalidField, KvplaneError, Unavailable
@@ -76,6 +76,10 @@ _candidates = (
     )
 )
 _insert_turns = insert(turns)
+_delete_sessions = delete(sessions).where(
+    sessions.c.tenant_id == IN_TENANT,
+    sessions.c.session_id.in_(bindparam("ids", expanding=True)),
+)
 
 
 def begin_turns(
@@ -115,6 +119,10 @@ def begin_turns(
         if opened:
             tx.connection.execute(_insert_turns, [turn_values(tenant_id, turn) for turn in opened])
             save_sessions(tx, [locked[session_id] for session_id in sorted(changed)])
+        # Made for requests that another replica has answered meanwhile.
+        made = {wish.new_session_id for wish in todo.values()} & locked.keys()
+        if orphans := [i for i in made - changed if not locked[i].turns]:
+            tx.connection.execute(_delete_sessions, {"tenant": tenant_id, "ids": padded(orphans)})
     old = {t.session_id for request_id, t in known.items() if request_id not in fresh}
     before = read_sessions(tx, tenant_id, old)
     return [_answer(wish, known, fresh, before, config) for wish in wishes]

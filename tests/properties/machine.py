@@ -1,0 +1,47 @@
+"""What the machines have in common: calls alone, calls at once, and time that passes."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine
+from properties.explain import explained
+from properties.replicas import Replicas
+
+replica_numbers = st.integers(0, 1)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Compares a store with its model after each call."""
+
+    replicas: ClassVar[Replicas]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replicas.clear()
+        self.model: Any = None
+        self.known: Any = None
+
+    def make(self, drawn: Any, replica: int) -> None:
+        """Make one call."""
+        self.make_at_once([(drawn, replica)])
+
+    def make_at_once(self, drawn: Sequence[tuple[Any, int]]) -> None:
+        """Make calls at once and find an order of them that explains everything."""
+        made = [(call(self.known), replica) for call, replica in drawn]
+        answers = self.replicas.together([(replica, call.on) for call, replica in made])
+        told = [(call, answer) for (call, _), answer in zip(made, answers, strict=True)]
+        note("\n  at once ".join(f"{call} -> {answer!r}" for call, answer in told))
+        self.model = explained(self.model, told, self.replicas.rows())
+        for answer in answers:
+            self.known.learn(answer)
+        self.learn()
+
+    def learn(self) -> None:
+        """Take note of what calls can be about now."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        self.replicas.advance(seconds)
+        self.model = self.model.at(self.replicas.now_us)

@@ -46,6 +46,19 @@ def test_a_report_says_what_is_held(plane: PlaneThread, make_agent: Make) -> Non
     assert not owned.params.extra_json  # our own key stays out of the handle
 
 
+def test_what_nobody_can_come_back_to_is_freed_and_not_reported(
+    plane: PlaneThread, make_agent: Make
+) -> None:
+    """The session registry was away, so the turn has no session."""
+    agent = make_agent("d")
+    agent.report_held(held("d", "r0", session_id="", turn=0))
+    assert agent.take_orders() == [FreeNow("r0")]
+    agent.order_done(FreeNow("r0"), done=True)
+    report(plane, agent, session_id="", turn=0, for_decode=True)
+    assert agent.take_orders() == []
+    assert own(plane, "r0") is None
+
+
 def test_a_decode_gets_its_own_lease_and_gives_it_back(
     plane: PlaneThread, make_agent: Make
 ) -> None:

@@ -62,7 +62,7 @@ class Item:
     until: float  # the engine's own deadline
     message: lease.Ownership | None = None
     sent: bool = False
-    refused: bool = False  # the control plane does not take it
+    refused: bool = False  # never reported: nobody wants it, or the control plane does not
 
 
 @dataclass(slots=True)
@@ -101,10 +101,13 @@ class Holdings:
     # -- the engine's thread ------------------------------------------------------
 
     def add(self, held: Held) -> None:
-        """Note a new one."""
+        """Note a new one. What nobody can come back to is to be freed, and not reported."""
         until = self._clock.monotonic() + held.hold_seconds
+        wanted = held.for_decode or bool(held.session_id)
         with self._lock:
-            self._items[held.request_id] = Item(held, until)
+            self._items[held.request_id] = Item(held, until, refused=not wanted)
+            if not wanted:
+                self._orders.append(FreeNow(held.request_id))
 
     def remove(self, request_ids: Iterable[str]) -> list[str]:
         """Forget them; return those that the control plane may have heard of."""
@@ -153,7 +156,8 @@ class Holdings:
     def unprepared(self) -> list[Item]:
         """Return those whose digests are still to be made, oldest first."""
         with self._lock:
-            return [item for item in self._items.values() if item.message is None]
+            items = self._items.values()
+            return [item for item in items if item.message is None and not item.refused]
 
     def still_held(self, item: Item) -> bool:
         """Return whether it is the one that is held now."""

@@ -14,7 +14,7 @@ from kvplane.client import kv_params
 from kvplane.gateway.config import GatewayConfig
 from kvplane.gateway.main import build
 from kvplane.kernel.context import caller
-from kvplane.kernel.errors import NoWorker, Unauthenticated
+from kvplane.kernel.errors import NotFound, NoWorker, Unauthenticated
 
 MODEL = "tiny"
 USAGE = {
@@ -341,6 +341,11 @@ class Control:
         if worker.role != routing.WORKER_ROLE_PREFILL:
             self.decodes.append(worker.worker_id)
         return routing.RegisterWorkerResponse(worker=worker)
+
+    async def GetWorker(self, request):
+        if request.worker_id not in self.workers:
+            raise NotFound("worker", request.worker_id)
+        return routing.GetWorkerResponse(worker=self.workers[request.worker_id])
 
     async def Heartbeat(self, request):
         return routing.HeartbeatResponse(

@@ -13,7 +13,7 @@ from kvplane.client.api import WorkerApi
 from kvplane.gateway.config import GatewayConfig, StaticWorker
 from kvplane.gateway.upstream import Upstream
 from kvplane.kernel.clock import Clock
-from kvplane.kernel.errors import KvplaneError
+from kvplane.kernel.errors import KvplaneError, NotFound
 
 log = structlog.get_logger(__name__)
 
@@ -56,8 +56,10 @@ class StaticWorkers:
                 if not await self._healthy(worker):
                     # It may come back as another process: register again then.
                     epoch = None
-                elif epoch is None or not await self._beat(worker, epoch):
+                elif epoch is None:
                     epoch = await self._register(worker)
+                elif not await self._beat(worker, epoch):
+                    epoch = await self._newer(worker, epoch) or await self._register(worker)
             except (KvplaneError, aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.info("a static worker is not up", worker=worker.worker_id, error=str(error))
             await self._clock.sleep(self._config.health_interval_s)
@@ -76,6 +78,24 @@ class StaticWorkers:
             )
         )
         return bool(answer.results) and answer.results[0].known
+
+    async def _newer(self, worker: StaticWorker, epoch: int) -> int | None:
+        """Return the epoch that another gateway has begun for the same engine since.
+
+        Both would else begin one after the other for ever, each ending the other's leases.
+        """
+        try:
+            answer = await self._api.GetWorker(routing.GetWorkerRequest(worker_id=worker.worker_id))
+        except NotFound:
+            return None
+        known = answer.worker
+        lost = known.state == routing.WORKER_STATE_LOST
+        same = (known.url, known.kv_host, known.kv_port) == (
+            worker.url.rstrip("/"),
+            worker.kv_host,
+            worker.kv_port,
+        )
+        return known.epoch if known.epoch > epoch and same and not lost else None
 
     async def _register(self, worker: StaticWorker) -> int:
         instance_id = await self._instance(worker)

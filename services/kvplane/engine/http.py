@@ -78,7 +78,10 @@ class Face:
         )
         created = self._engine.clock.now_us() // 1_000_000
         if call.stream:
-            return await self._stream(http, call, created)
+            try:
+                return await self._stream(http, call, created)
+            except ConnectionError as error:  # the client has left
+                raise asyncio.CancelledError from error
         async with aclosing(pieces(self._engine, call)) as parts:
             made = [piece async for piece in parts]
         return web.json_response(answers.whole(call, created, made, made[-1].params))
@@ -106,8 +109,6 @@ class Face:
         except (RemoteLoadFailed, EngineDead) as error:
             # The status has gone out: vLLM says it in the stream.
             await response.write(_events([self._error(error)[0]]))
-        except ConnectionError as error:
-            raise asyncio.CancelledError from error
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response

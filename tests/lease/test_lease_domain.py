@@ -272,6 +272,7 @@ def _check(before: Ownership, own: Ownership, leases: dict[str, Lease], freed: b
     [
         ({"ttl_s": 0.5}, "ttl_s"),
         ({"ttl_s": 100}, "ttl_s"),
+        ({"sweep_slack_s": 2.5}, "sweep_slack_s"),
         ({"min_ttl_s": 0}, "min_ttl_s"),
         ({"margin_s": -1}, "margin_s"),
         ({"sweep_rows": 0}, "sweep_rows"),

@@ -60,12 +60,13 @@ PLANTED = [
     Planted("EPOCH_IGNORED", 6, ("EPOCHS", "CLOCK=0")),
     Planted("NO_DRAIN", 1),
     Planted("DRAIN_NEVER_ENDS", 7),
+    Planted("NO_SLACK", 1),
     Planted("RENEW_REVIVES", 8),
     Planted("RENEWAL_SHORTENS", 3),
     Planted("HOLDER_COUNTS_FROM_REPLY", 1),
     Planted("LATE_RESULT_USED", 1),
     Planted("NO_TOKEN_CHECK", 5),
-    Planted("EXPIRED_READING_HELD_AGAIN", 2),
+    Planted("EXPIRED_READING_HELD_AGAIN", 2, ("HOLD=6",)),
     Planted("UNUSED_AFTER_READ", 2),
     Planted("FENCING_IGNORED", 2),
     Planted("LATE_REPORT_BELIEVED", 1),
@@ -73,7 +74,7 @@ PLANTED = [
     Planted("HOLD_MOVED_BEFORE_ACK", 1, ("LONGER",)),
     Planted("VOID_FREES_AT_ONCE", 1, ("EPOCHS",)),
     # What the argument rests on: without it the promise would not hold.
-    Planted("EQUAL_RATES", 1, kind="without"),
+    Planted("SMALL_DRIFT", 1, kind="without"),
     Planted("DEAD_SILENCE", 1, ("EPOCHS", "CLOCK=0"), kind="without"),
 ]
 

@@ -4,7 +4,7 @@
 #ifdef FAULT_NO_MARGIN
 #define MARGIN 0
 #else
-#define MARGIN SKEW                     /* a lease ends so long before the hold */
+#define MARGIN (SKEW + SLACK)           /* a lease ends so long before the hold */
 #endif
 
 /* ---- the lease service */
@@ -46,9 +46,11 @@
 #endif
 
 #ifdef FAULT_DRAIN_NEVER_ENDS
-#define OVERDUE(lag) (LIVE && now >= lease_end + lag)
-#else
+#define OVERDUE(lag) (LIVE && now >= SWEPT_AT + lag)
+#elif defined(FAULT_NO_SLACK)
 #define OVERDUE(lag) ((LIVE || draining) && now >= lease_end + lag)
+#else
+#define OVERDUE(lag) ((LIVE || draining) && now >= SWEPT_AT + lag)
 #endif
 
 #ifdef FAULT_EXPIRED_READING_HELD_AGAIN
@@ -109,11 +111,12 @@
 #define AFTER_READ CONSUMED
 #endif
 
-#ifdef WITHOUT_EQUAL_RATES
-#define STILL(r) (now - 1 < valid[r])   /* a reader's clock that is a tick behind */
+#ifdef WITHOUT_SMALL_DRIFT
+#define SLOW 2
 #else
-#define STILL(r) (now < valid[r])
+#define SLOW SLACK                      /* a reader's clock is at most so far behind */
 #endif
+#define STILL(r) (now < valid[r] + SLOW)
 
 #ifdef WITHOUT_DEAD_SILENCE
 #define FAILS(r) false

@@ -8,13 +8,16 @@
  * thought dead, or killed and started again; -DLONGER, a hold is made longer.
  * -DONLY=n checks one property. Faults and dropped assumptions: faults.h.
  */
-#define HOLD   4        /* how long the owner holds, in ticks */
+#ifndef HOLD
+#define HOLD   5        /* how long the owner holds, in ticks */
+#endif
 #define TTL    2        /* what a grant, a BeginRead or a renewal gives */
 #ifndef CLOCK
-#define CLOCK  4        /* the clock stops here: the first hold is over then */
+#define CLOCK  HOLD     /* the clock stops here: the first hold is over then */
 #endif
 #define SKEW   1        /* the owner's clock is at most so much ahead when its hold ends */
 #define LAG    1        /* a sweep comes at most so late */
+#define SLACK  1        /* what may be being read is swept so long after its lease's end */
 #ifdef AGAIN
 #define PINS   2
 #else
@@ -41,7 +44,7 @@ mtype = { NONE, GRANT, BEGIN, EXTEND, UNUSED, CONSUMED };       /* a reader's re
 mtype = { YES, NO };                              /* answers */
 mtype = { ASKING, PERMIT, READ, OVER };           /* a reader's phase */
 
-byte now;               /* the database's clock; the readers' run at its rate */
+byte now;               /* the database's clock; a reader's may be SLOW ticks behind */
 
 /* The row: the newest ownership, its newest lease, and what was answered. */
 byte own_n;             /* which pinning it is; stands for its handle and its digests */
@@ -77,7 +80,8 @@ byte used;              /* ghost: the pinning that was last begun to be read */
 #define MAX(a, b)    ((a) > (b) -> (a) : (b))
 #define MIN(a, b)    ((a) < (b) -> (a) : (b))
 #define NEW_END(t)   MIN(now + t, hold_end - MARGIN)
-#define PERMITTED(r) ((phase[r] == PERMIT || phase[r] == READ) && now < valid[r])
+#define PERMITTED(r) ((phase[r] == PERMIT || phase[r] == READ) && STILL(r))
+#define SWEPT_AT     (lease_end + (lease == GRANTED -> 0 : SLACK))
 #include "faults.h"
 
 /* ---- The lease service: services/kvplane/lease/domain.py, function by function. */
@@ -306,7 +310,7 @@ proctype World() {
     :: d_step { now < CLOCK ->
         if :: OVERDUE(LAG) -> expire() :: else fi;
         now++;
-        CHECK(DEAD, !(LIVE || draining) || now <= lease_end + LAG) }
+        CHECK(DEAD, !(LIVE || draining) || now <= SWEPT_AT + LAG) }
     od
 }
 

@@ -66,6 +66,8 @@ class LeaseConfig:
                 raise ValueError(f"{name}: must be more than 0")
         if not self.min_ttl_s <= self.ttl_s <= self.max_ttl_s:
             raise ValueError("ttl_s: must be from min_ttl_s to max_ttl_s")
+        if self.sweep_slack_s > self.margin_s:
+            raise ValueError("sweep_slack_s: must be at most margin_s, or the hold ends first")
 
 
 def hold_deadline(now_us: int, sent_by_us: int, hold_us: int) -> int:

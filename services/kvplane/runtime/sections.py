@@ -153,6 +153,11 @@ class LeaseSettings(Section):
                 f"ttl_s: must be from min_ttl_s ({self.min_ttl_s:g}) to max_ttl_s"
                 f" ({self.max_ttl_s:g}), not {self.ttl_s:g}"
             )
+        if self.sweep_slack_s > self.margin_s:
+            raise ValueError(
+                f"sweep_slack_s: must be at most margin_s ({self.margin_s:g}),"
+                f" not {self.sweep_slack_s:g}"
+            )
         return self
 
 

@@ -33,7 +33,7 @@ def ensure_epoch(tx: Tx, worker_id: str, epoch: int, *, exclusive: bool = False)
         known = _lock(tx, worker_id, exclusive=exclusive)
         assert known is not None
     if known > epoch:
-        raise StaleEpoch(worker_id, epoch)
+        raise StaleEpoch(worker_id, epoch, known)
     if known < epoch:
         return end_epoch(tx, worker_id, epoch)[2]
     return NO_EFFECTS

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from demo import text
 from e2e.cluster import MODEL, Cluster
+from e2e.engines import figures
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client import KvplaneClient
@@ -23,14 +24,36 @@ def words(start: int, count: int = 120) -> str:
 
 
 @dataclass
+class Choice:
+    """One of the answers to a request."""
+
+    content: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass
 class Reply:
     """What a client got."""
 
-    content: str
-    token_ids: list[int]
-    finish_reason: str | None
+    choices: list[Choice]
     usage: dict[str, Any]
-    raw: list[dict[str, Any]]
+    headers: httpx.Headers
+
+    @property
+    def content(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].content
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first choice's tokens."""
+        return self.choices[0].token_ids
+
+    @property
+    def reuses(self) -> bool:
+        """The router had a lease granted for this turn."""
+        return self.headers.get("x-kvplane-decision", "").startswith("reuse")
 
 
 @dataclass
@@ -44,6 +67,7 @@ class Chat:
     gateway: int = 1
     # Fields of every request.
     always: dict[str, Any] = field(default_factory=dict)
+    answer_tokens: int = ANSWER_TOKENS
 
     def body(self, **more: Any) -> dict[str, Any]:
         """Return the request that `send` makes."""
@@ -51,7 +75,7 @@ class Chat:
             "model": MODEL,
             "messages": self.messages,
             "temperature": 0,
-            "max_tokens": ANSWER_TOKENS,
+            "max_tokens": self.answer_tokens,
             "return_token_ids": True,
             **self.always,
             **more,
@@ -67,9 +91,10 @@ class Chat:
 
     async def check(self, reply: Reply, **more: Any) -> None:
         """The tokens are those of an engine that reads nothing from anyone."""
-        wanted = await reference(self.cluster, self.body(**more))
-        assert reply.token_ids == wanted.token_ids
-        assert len(reply.token_ids) == ANSWER_TOKENS
+        body = self.body(**more)
+        wanted = await reference(self.cluster, body)
+        assert [one.token_ids for one in reply.choices] == [one.token_ids for one in wanted.choices]
+        assert {len(one.token_ids) for one in reply.choices} == {body["max_tokens"]}
 
     async def send(self, *, stream: bool = False, seconds: float = 60, **more: Any) -> Reply:
         """Send the messages as they are."""
@@ -89,7 +114,7 @@ class Chat:
                     async for line in answer.aiter_lines()
                     if line.startswith("data: {")
                 ]
-            return _streamed(chunks)
+            return _streamed(chunks, answer.headers)
 
 
 async def reference(cluster: Cluster, body: dict[str, Any]) -> Reply:
@@ -103,43 +128,30 @@ def _unary(answer: httpx.Response) -> Reply:
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert "kv_transfer_params" not in answer.text or body.get("kv_transfer_params") is None
-    choice = body["choices"][0]
-    return Reply(
-        choice["message"]["content"],
-        choice["token_ids"],
-        choice["finish_reason"],
-        body["usage"],
-        [body],
-    )
+    choices = [
+        Choice(one["message"]["content"], one["token_ids"], one["finish_reason"])
+        for one in body["choices"]
+    ]
+    return Reply(choices, body["usage"], answer.headers)
 
 
-def _streamed(chunks: list[dict[str, Any]]) -> Reply:
-    content, tokens, finish, usage = "", [], None, {}
+def _streamed(chunks: list[dict[str, Any]], headers: httpx.Headers) -> Reply:
+    choices: dict[int, Choice] = {}
+    usage: dict[str, Any] = {}
     for chunk in chunks:
         assert "kv_transfer_params" not in chunk
         usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            content += choice["delta"].get("content") or ""
-            tokens += choice.get("token_ids") or []
-            finish = choice.get("finish_reason") or finish
-    return Reply(content, tokens, finish, usage, chunks)
-
-
-async def counters(url: str) -> dict[str, float]:
-    """Return an engine's NIXL counters and its KV usage."""
-    found: dict[str, float] = {}
-    async with httpx.AsyncClient(timeout=10) as http:
-        answer = await http.get(f"{url}/metrics")
-    for line in answer.text.splitlines():
-        name, _, rest = line.partition("{")
-        if name in {"vllm:nixl_bytes_transferred_sum", "vllm:kv_cache_usage_perc"}:
-            found[name] = found.get(name, 0.0) + float(rest.rsplit(" ", 1)[1])
-    return found
+        for one in chunk["choices"]:
+            choice = choices.setdefault(one["index"], Choice())
+            choice.content += one["delta"].get("content") or ""
+            choice.token_ids += one.get("token_ids") or []
+            choice.finish_reason = one.get("finish_reason") or choice.finish_reason
+    return Reply([choices[index] for index in sorted(choices)], usage, headers)
 
 
 async def bytes_read(url: str) -> int:
     """Return how many bytes an engine has read over NIXL since it started."""
-    return int((await counters(url)).get("vllm:nixl_bytes_transferred_sum", 0))
+    return (await figures(url)).bytes_read
 
 
 @asynccontextmanager
@@ -161,7 +173,7 @@ async def session_of(client: KvplaneClient, name: str) -> session.Session:
 
 
 async def leases_of(client: KvplaneClient, session_id: str, reader: str) -> list[lease.Lease]:
-    """Return the leases that a worker had in a session, the oldest first."""
+    """Return the leases that a worker had in a session, the newest first."""
     answer = await client.leases.ListLeases(lease.ListLeasesRequest(session_id=session_id))
     return [one for one in answer.leases if one.holder.worker_id == reader]
 
@@ -173,3 +185,11 @@ async def ownerships_of(
     request = lease.ListOwnershipsRequest(session_id=session_id, states=states)
     answer = await client.leases.ListOwnerships(request)
     return [one for one in answer.ownerships if not one.for_decode]
+
+
+async def lease_of(
+    client: KvplaneClient, session_id: str, reader: str, *states: lease.LeaseState
+) -> lease.Lease | None:
+    """Return the newest lease that a worker had in a session if it is in one of `states`."""
+    leases = await leases_of(client, session_id, reader)
+    return leases[0] if leases and leases[0].state in states else None

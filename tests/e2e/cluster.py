@@ -19,6 +19,11 @@ from kvplane.kernel.clock import SystemClock, sleep_blocking
 MODEL = "tiny"
 BLOCK = 32
 KV_BYTES_PER_TOKEN = 1024
+# A decode holds its blocks so long for the next turn.
+HOLD_SECONDS = 15
+LEASE_SECONDS = 5
+# Longer than a lease: a test freezes an owner until one has ended.
+LOST_SECONDS = 12
 
 
 class Cluster:
@@ -57,6 +62,10 @@ class Cluster:
             "KVPLANE_ROUTING_SESSION_BOUND_S": "2",
             "KVPLANE_ROUTING_LEASE_BOUND_S": "2",
             "KVPLANE_ROUTING_REPORT_WAIT_S": "1",
+            # A request that reads may queue for longer than a hold.
+            "KVPLANE_GATEWAY_REUSE_TIMEOUT_S": "60",
+            "KVPLANE_LEASE_TTL_S": str(LEASE_SECONDS),
+            "KVPLANE_ROUTING_WORKER_TIMEOUT_S": str(LOST_SECONDS),
         }
 
     def _service(self, name: str) -> Server:
@@ -89,13 +98,14 @@ class Cluster:
             arguments=["--trust-request-chat-template"],
             connector_module="kvplane_vllm.connector",
             connector_config={
-                "decoder_kv_blocks_ttl": 30,
+                "decoder_kv_blocks_ttl": HOLD_SECONDS,
                 "kvplane": {
                     "control_plane": control,
                     "worker_id": name,
                     "url": f"http://127.0.0.1:{port}",
                     "begin_wait_seconds": 3,
                     "grant_wait_seconds": 3,
+                    "lease_ttl_seconds": LEASE_SECONDS,
                 },
             },
         ).server(self.logs)

@@ -1,12 +1,13 @@
 """One cluster on real vLLM for all of these tests: starting it costs most of a minute."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.chat import Chat
 from e2e.cluster import Cluster, Postgres, default_logs
+from e2e.leftovers import end_sessions, nothing_is_left
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,22 @@ def cluster(postgres: Postgres) -> Iterator[Cluster]:
         yield whole
     finally:
         whole.stop()
+
+
+@pytest.fixture
+def patience() -> float:
+    """Seconds from a test's end until nothing of it may be left."""
+    return 10.0
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_is_left(request: pytest.FixtureRequest, patience: float) -> AsyncIterator[None]:
+    """Whatever a test did: once its sessions have ended, no engine holds anything."""
+    yield
+    if "cluster" in request.fixturenames:
+        cluster = request.getfixturevalue("cluster")
+        await end_sessions(cluster)
+        await nothing_is_left(cluster, patience)
 
 
 @pytest.fixture

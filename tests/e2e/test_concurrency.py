@@ -24,14 +24,3 @@ async def test_both_are_right_and_at_most_one_reuses(cluster: Cluster, chat: Cha
     # Both branches can go on.
     await chat.say("Left again.")
     await other.say("Right again.")
-
-
-async def test_several_choices_of_one_request(cluster: Cluster, chat: Chat) -> None:
-    await chat.say("Start. " + words(29, 200))
-    chat.messages.append({"role": "user", "content": "Answer twice."})
-    # Greedy sampling refuses n > 1; the most probable token alone is the same.
-    reply = await chat.send(n=2, temperature=1, top_k=1)
-    choices = reply.raw[0]["choices"]
-    assert len(choices) == 2
-    assert choices[0]["token_ids"] == choices[1]["token_ids"]
-    await chat.check(reply)

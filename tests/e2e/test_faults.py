@@ -14,6 +14,12 @@ pytestmark = pytest.mark.vllm
 BOUND = 30.0
 
 
+@pytest.fixture
+def patience() -> float:
+    """What nobody could be told ends by itself: a prefill holds for 30 s, a decode for less."""
+    return 45.0
+
+
 @pytest.fixture(autouse=True)
 async def _whole_again(cluster: Cluster) -> AsyncIterator[None]:
     """The next test finds everything up."""

@@ -11,7 +11,15 @@ from demo.build_model import build
 from demo.servers import Server, free_port, stop_all, wait_for
 from demo.vllm_worker import VllmWorker
 from e2e.chat import Chat, bytes_read, words
-from e2e.cluster import BLOCK, KV_BYTES_PER_TOKEN, MODEL, default_logs, wait_for_model
+from e2e.cluster import (
+    BLOCK,
+    HOLD_SECONDS,
+    KV_BYTES_PER_TOKEN,
+    MODEL,
+    default_logs,
+    wait_for_model,
+)
+from e2e.engines import figures
 from e2e.waiting import eventually
 
 pytestmark = pytest.mark.vllm
@@ -47,6 +55,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
             kv_cache_bytes=32 << 20,
             prefix_caching=role == "decode",
             failure_policy="recompute",
+            connector_config={"decoder_kv_blocks_ttl": HOLD_SECONDS},
         ).server(default_logs())
         static.append(
             {
@@ -58,6 +67,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
                 "kv_host": "127.0.0.1",
                 "kv_port": kv_port,
                 "bidirectional": True,
+                "decode_hold_s": HOLD_SECONDS,
             }
         )
     folder: Path = tmp_path_factory.mktemp("plain")
@@ -120,3 +130,13 @@ async def test_an_edited_history_is_cut_to_what_is_equal(plain: Plain) -> None:
     read = (await bytes_read(plain.prefill.url) - before) // KV_BYTES_PER_TOKEN
     assert read > 0
     assert read % BLOCK == 0
+
+
+async def test_nothing_is_held_once_the_holds_are_over(plain: Plain) -> None:
+    """Nobody can tell a plain engine to free; all that it can do is to let a hold end."""
+
+    async def at_rest() -> bool:
+        prefill, decode = await figures(plain.prefill.url), await figures(plain.decode.url)
+        return prefill.at_rest and decode.at_rest
+
+    await eventually(at_rest, seconds=HOLD_SECONDS + 10)

@@ -22,7 +22,6 @@ async def test_a_worker_is_shown_as_it_registered(one: One):
         served_models=["main", "alias", "main"],
         recompute_threshold=128,
         state=LOST,
-        epoch=7,
     )
     assert (made.epoch, made.state) == (1, READY)
     shown = await one.get("pool/d-0")
@@ -58,6 +57,16 @@ async def test_a_new_process_ends_the_old_epoch(one: One):
     assert one.leases.ended == [("d", 2)]
     stale, now = await one.beat(beat("d", 1), beat("d", 2))
     assert (stale.known, now.known) == (False, True)
+
+
+async def test_an_epoch_that_the_registry_has_forgotten_never_begins_again(one: One):
+    """Its rows were deleted, or put back to an older state: the worker knows better."""
+    assert (await one.register("d", instance="i1", epoch=7)).epoch == 8
+    assert one.leases.ended == [("d", 8)]
+    assert (await one.register("d", instance="i1", epoch=8)).epoch == 8
+    assert (await one.register("d", instance="i1", epoch=9)).epoch == 10
+    assert one.leases.ended == [("d", 8), ("d", 10)]
+    assert (await one.register("d", instance="i2", epoch=3)).epoch == 11
 
 
 async def test_a_drained_worker_stays_drained_until_a_new_process_comes(one: One):

@@ -76,6 +76,7 @@ WORKERS: Final[dict[str, list[Bad]]] = {
         *unset("worker", "worker"),
         *bad("instance_id", *IDENTIFIERS),
         *bad("worker.worker_id", *IDENTIFIERS),
+        *bad("worker.epoch", -1, LEAST, MOST),
         *bad("worker.role", 0, 4, -1),
         *bad("worker.url", *URLS),
         *bad("worker.kv_host", "", "a/b", "a b", "\0", "x" * 257),

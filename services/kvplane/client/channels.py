@@ -29,7 +29,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     # By default a channel sleeps for up to 2 minutes before it tries again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Less than a heartbeat's interval, so that a restart costs no worker more than one.
+    ("grpc.max_reconnect_backoff_ms", 500),
     # A proxy for the web is not the way to a neighbour.
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),

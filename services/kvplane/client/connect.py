@@ -43,7 +43,7 @@ IDEMPOTENT: Final = frozenset(
 )  # fmt: skip
 
 _FIRST_BACKOFF: Final = 0.05
-_MAX_BACKOFF: Final = 1.0
+_MAX_BACKOFF: Final = 0.5
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 
 _Metadata = tuple[tuple[str, str], ...]

@@ -55,10 +55,13 @@ class StaleEpoch(KvplaneError):
     code = "ABORTED"
     reason = "STALE_EPOCH"
 
-    def __init__(self, worker_id: str, epoch: int) -> None:
+    def __init__(self, worker_id: str, epoch: int, current: int = 0) -> None:
+        """`current` is the epoch that the raiser knows, 0 when it is not for all to know."""
+        metadata = {"worker_id": worker_id, "epoch": str(epoch)}
+        if current:
+            metadata["current"] = str(current)
         super().__init__(
-            f"epoch {epoch} of worker {worker_id!r} has ended; register again",
-            metadata={"worker_id": worker_id, "epoch": str(epoch)},
+            f"epoch {epoch} of worker {worker_id!r} has ended; register again", metadata=metadata
         )
 
 

@@ -81,6 +81,12 @@ def beats(request: routing_pb2.HeartbeatRequest) -> list[Beat]:
     return [_beat(f"beats[{i}].", beat) for i, beat in enumerate(request.beats)]
 
 
+def seen_epoch(worker: routing_pb2.Worker) -> int:
+    """Check the highest epoch that a worker has heard of, 0 for none. Raises InvalidField."""
+    validate.between("worker.epoch", worker.epoch, 0, 2**62)
+    return worker.epoch
+
+
 def worker_id(value: str) -> str:
     """Check the name of a worker. Raises InvalidField."""
     return validate.identifier("worker_id", value)

@@ -133,16 +133,22 @@ class Worker:
         return self.profile.worker_id
 
 
-def register(known: Worker | None, profile: Profile, instance_id: str, now_us: int) -> Worker:
+def register(
+    known: Worker | None, profile: Profile, instance_id: str, now_us: int, seen: int = 0
+) -> Worker:
     """Begin an epoch, or go on with it when the same process comes back.
 
-    A process that was declared lost gets a new epoch: what it owned is void already.
+    A process that was declared lost gets a new epoch: what it owned is void already. `seen`
+    is the highest epoch that the worker has heard of: a registry that was emptied or put
+    back to an older state must not begin one again that has ended.
     """
     if known is None:
-        return Worker(profile, instance_id, 1, State.READY, Load(), now_us, 1, 1)
-    if known.instance_id == instance_id and known.state is not State.LOST:
+        epoch = seen + 1
+        return Worker(profile, instance_id, epoch, State.READY, Load(), now_us, epoch, 1)
+    same = known.instance_id == instance_id and known.epoch >= seen
+    if same and known.state is not State.LOST:
         return dataclasses.replace(known, profile=profile, last_beat_us=now_us)
-    epoch = known.epoch + 1
+    epoch = max(known.epoch, seen) + 1
     return dataclasses.replace(
         known,
         profile=profile,

@@ -43,12 +43,12 @@ class Registry:
         """How often a worker should be heard."""
         return self._config.heartbeat_interval_s
 
-    async def register(self, profile: Profile, instance_id: str) -> Worker:
+    async def register(self, profile: Profile, instance_id: str, seen: int) -> Worker:
         """Begin or go on with an epoch. The old one has ended when this returns.
 
         Unless the lease service is away: then the sweeper tells it later.
         """
-        worker = await self._store.register(profile, instance_id)
+        worker = await self._store.register(profile, instance_id, seen)
         self._changed()
         await self._settle_debt(worker)
         return worker

@@ -50,7 +50,8 @@ class WorkerServicer(routing_pb2_grpc.WorkerServiceServicer):
         if not request.HasField("worker"):
             raise InvalidField("worker", "must be set")
         profile = codec.profile(request.worker)
-        worker = await self._registry.register(profile, codec.instance_id(request))
+        seen = codec.seen_epoch(request.worker)
+        worker = await self._registry.register(profile, codec.instance_id(request), seen)
         interval = Duration()
         interval.FromMicroseconds(round(self._registry.heartbeat_interval_s * 1e6))
         return routing_pb2.RegisterWorkerResponse(

@@ -73,7 +73,7 @@ class RouteKey:
 class WorkerStore(Protocol):
     """The registry's rows. Its clock is the one that all replicas share."""
 
-    async def register(self, profile: Profile, instance_id: str) -> Worker:
+    async def register(self, profile: Profile, instance_id: str, seen: int) -> Worker:
         """Apply `domain.register` to the worker's row, made if there is none."""
         ...
 

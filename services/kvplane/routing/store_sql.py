@@ -91,17 +91,18 @@ class SqlWorkerStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def register(self, profile: Profile, instance_id: str) -> Worker:
+    async def register(self, profile: Profile, instance_id: str, seen: int) -> Worker:
         """See WorkerStore."""
 
         def op(tx: Tx) -> Worker:
-            new = domain.register(None, profile, instance_id, tx.now_us())
+            new = domain.register(None, profile, instance_id, tx.now_us(), seen)
             row = _insert(tx, workers).values(_row(new))
             fresh = row.on_conflict_do_nothing().returning(workers.c.epoch)
             if tx.connection.execute(fresh).first() is not None:
                 return new
             known = _locked(tx, profile.worker_id)
-            return _save(tx, domain.register(known, profile, instance_id, tx.now_us()))
+            again = domain.register(known, profile, instance_id, tx.now_us(), seen)
+            return _save(tx, again)
 
         return await self._database.run(op)
 

@@ -16,7 +16,8 @@ from kvplane.worker.identity import WorkerIdentity
 log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF: Final = 0.1
-_MAX_BACKOFF: Final = 2.0
+# Below a heartbeat's interval: a service that comes back has its workers back within one.
+_MAX_BACKOFF: Final = 0.5
 # A server that is silent for so many ticks is away, whatever TCP thinks.
 _SILENT_TICKS: Final = 3.0
 # Well below any limit on a message; a 1M-token report is about 1.5 MB.
@@ -43,6 +44,7 @@ class Control:
         self._holdings, self._clock = holdings, clock
         self._load, self._epoch_ended = load, epoch_ended
         self.epoch = 0  # 0: not registered yet
+        self._seen = 0  # the highest epoch heard of
         # The circuit breaker: a reason while reads are refused at once.
         self.away: str | None = "not connected to the control plane yet"
         self._known = asyncio.Event()
@@ -82,10 +84,10 @@ class Control:
             await self._clock.sleep(pause)
 
     async def _register(self, workers: WorkerApi) -> float:
+        worker = self._identity.registration()
+        worker.epoch = self._seen
         response = await workers.RegisterWorker(
-            routing.RegisterWorkerRequest(
-                worker=self._identity.registration(), instance_id=self._instance_id
-            )
+            routing.RegisterWorkerRequest(worker=worker, instance_id=self._instance_id)
         )
         epoch = response.worker.epoch
         if self.epoch and epoch != self.epoch:
@@ -99,6 +101,7 @@ class Control:
         elif not self.epoch:
             log.info("kvplane: worker %s begins epoch %d", self._identity.worker_id, epoch)
         self.epoch = epoch
+        self._seen = max(self._seen, epoch)
         self._known.set()
         return seconds(response.heartbeat_interval) or 1.0
 
@@ -148,7 +151,9 @@ class Control:
 
     def _blame(self, error: BaseException) -> None:
         reason = getattr(error, "reason", "")
-        if reason == "STALE_EPOCH":
+        if isinstance(error, KvplaneError) and reason == "STALE_EPOCH":
+            # A registry that was emptied may have begun to count anew.
+            self._seen = max(self._seen, int(error.metadata.get("current", "0")))
             self.register_again()
         elif reason == "INVALID_FIELD":
             # Sent again it would end the next stream too.

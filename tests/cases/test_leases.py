@@ -1,0 +1,190 @@
+"""Failures of leases and holds, as reported from the field."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from cases.conftest import Deployment
+from cases.processes import CLOCK, MODEL, Dev, Engine, client, nowhere, registered
+from cases.talk import Talk, held, words
+from demo.servers import Server, stop_all, wait_for
+from e2e.waiting import eventually
+from gateway.bench import dropped
+from kvplane.api.lease.v1 import lease_pb2 as lease
+
+pytestmark = pytest.mark.processes
+
+Start = Callable[..., None]
+REFUSED = lease.RefusalReason
+PROMPT = {"messages": [{"role": "user", "content": words(4)}], "max_tokens": 4}
+
+
+async def test_a_read_is_declined_when_its_blocks_may_not_last(
+    deployment: Deployment, start: Start
+) -> None:
+    """L-01, vllm PR#47021: the user waits, the hold on the decode's side runs out unseen, and
+    turn 2 is garbage. The decode holds for 8 s; the margin is 1 s.
+    """
+    prefill = deployment.engine("brief-p", "prefill", model="brief")
+    # An engine holds a second longer than it reports.
+    decode = deployment.engine("brief-d", "decode", "--decoder-kv-blocks-ttl", "9", model="brief")
+    start(prefill, decode)
+    await registered(deployment, prefill.name, decode.name)
+    talks = [Talk(deployment, prefill, f"l01-{n}", "brief") for n in range(3)]
+    async with client(deployment) as kv:
+        await asyncio.gather(*(talk.say(words(n), right=False) for n, talk in enumerate(talks)))
+        ends = []
+        for talk in talks:
+            owned = (await eventually(lambda talk=talk: held(kv, talk.session)))[0]
+            left = owned.hold.ToMicroseconds() / 1e6
+            assert left <= 8
+            ends.append(CLOCK.monotonic() + left)
+
+        async def until(talk: int, second: float) -> float:
+            """Wait for that second of a hold's eight; return when it ends."""
+            await CLOCK.sleep(max(0.0, ends[talk] - 8 + second - CLOCK.monotonic()))
+            return ends[talk]
+
+        async def ask(talk: int, ttl: int) -> lease.GrantLeaseResponse:
+            request = lease.GrantLeaseRequest(
+                request_id=f"l01-{talk}-{CLOCK.monotonic()}",
+                session_id=(await held(kv, talks[talk].session, *STATES))[0].session_id,
+                holder=lease.Holder(worker_id=prefill.name, epoch=1, compatibility=SAME[0]),
+            )
+            request.ttl.FromSeconds(ttl)
+            return await kv.leases.GrantLease(request)
+
+        SAME.append((await held(kv, talks[0].session))[0].compatibility)
+        # At 4 s, one that needs 2 s, and one that would like to have 10.
+        end = await until(0, 4)
+        granted = (await ask(0, 2)).lease
+        assert granted.state == lease.LEASE_STATE_GRANTED
+        assert 1.5 < granted.ttl.ToMicroseconds() / 1e6 <= 2
+        assert CLOCK.monotonic() + granted.ttl.ToMicroseconds() / 1e6 <= end
+        assert (await talks[1].say("In time.")).decision == "reuse"
+        # At 7.5 s: it would end within the margin.
+        await until(2, 7.5)
+        late = await talks[2].say("Late.")
+        assert (late.decision, late.reason) == ("recompute", "expiring")
+        # At 9 s.
+        await until(0, 9)
+        assert (await ask(0, 2)).refusal_reason == lease.REFUSAL_REASON_NOT_HELD
+        gone = await talks[0].say("Too late.")
+        assert (gone.decision, gone.reason) == ("recompute", "nothing_held")
+
+
+STATES = (1, 2, 3, 4, 5)
+SAME: list[str] = []
+
+
+@pytest.mark.parametrize(("policy", "decision"), [("", "recompute"), ("60", "reuse")])
+async def test_an_owner_that_names_no_expiry_is_declined_unless_policy_says(
+    tmp_path_factory: pytest.TempPathFactory, start: Start, policy: str, decision: str
+) -> None:
+    """L-01: nobody can know whether the blocks of such a worker are still there."""
+    folder = tmp_path_factory.mktemp("unknown")
+    plane = Dev(folder, **({"LEASE_UNKNOWN_HOLD_S": policy} if policy else {}))
+    prefill = Engine("prefill", "prefill", folder, plane.control_plane)
+    program = (str(Path(__file__).with_name("without_expiry.py")),)
+    decode = Engine("decode", "decode", folder, plane.control_plane, program=program)
+    start(plane, prefill, decode)
+    await registered(plane, "prefill", "decode")
+    talk = Talk(plane, prefill, "unknown", MODEL)
+    await talk.say(words(7))
+    async with client(plane) as kv:
+        await eventually(lambda: held(kv, "unknown", *STATES))
+        assert (await talk.say("And?")).decision == decision
+
+
+@pytest.fixture(scope="module")
+def gap(deployment: Deployment) -> Iterator[tuple[Engine, str]]:
+    """A prefill, and a model whose decode cannot be reached; the prefill holds for 4 s."""
+    hold = ("--kv-lease-duration", "4", "--decoder-kv-blocks-ttl", "480")
+    with nowhere() as url:
+        prefill = deployment.engine("gap-p", "prefill", *hold, model="gap")
+        decode = deployment.engine("gap-d", "decode", "--url", url, model="gap")
+        servers: list[Server] = [prefill, decode]
+        try:
+            for server in servers:
+                server.start()
+            wait_for(servers, 60)
+            asyncio.run(registered(deployment, "gap-p", "gap-d"))
+            yield prefill, "gap"
+        finally:
+            stop_all(servers)
+
+
+async def freed(prefill: Engine, seconds: float) -> None:
+    async def nothing() -> bool:
+        return not prefill.held()
+
+    await eventually(nothing, seconds)
+
+
+async def holding(prefill: Engine) -> float:
+    """Wait until it holds for a decode; return for how long still."""
+
+    async def pinned() -> list[dict[str, float]]:
+        return prefill.held()
+
+    (pin,) = await eventually(pinned)
+    return pin["left_s"]
+
+
+async def test_a_refused_decode_frees_its_prefill(deployment: Deployment, start: Start) -> None:
+    """L-04a, vllm PR#41269: the decode refuses before it schedules, and the prefill holds its
+    blocks until the long timeout.
+    """
+    prefill = deployment.engine("strict-p", "prefill", model="strict")
+    # Too long for the decode alone.
+    decode = deployment.engine("strict-d", "decode", "--max-model-len", "64", model="strict")
+    start(prefill, decode)
+    await registered(deployment, "strict-p", "strict-d")
+    async with httpx.AsyncClient(timeout=30) as http:
+        url = f"{deployment.gateway()}/v1/chat/completions"
+        answer = await http.post(url, json={"model": "strict", **PROMPT})
+    assert answer.status_code == 400, answer.text
+    assert "64" in answer.json()["error"]["message"]
+    await freed(prefill, 1)
+    stats = prefill.state()["stats"]
+    assert (stats["requests"], stats["freed_by_order"], stats["kv_expired"]) == (1, 1, 0)
+
+
+async def test_a_client_that_leaves_between_the_legs_frees_the_prefill(
+    deployment: Deployment, gap: tuple[Engine, str]
+) -> None:
+    """L-04b, llm-d PR#1138: the client leaves while the router is between the two calls."""
+    prefill, model = gap
+    before = prefill.state()["stats"]
+    async with dropped(deployment.gateway(), {"model": model, **PROMPT}):
+        assert await holding(prefill) > 1
+    await freed(prefill, 1)
+    stats = prefill.state()["stats"]
+    assert stats["freed_by_order"] - before["freed_by_order"] == 1
+    assert stats["kv_expired"] == before["kv_expired"]
+
+
+async def test_a_gateway_that_dies_between_the_legs_leaves_the_short_hold_only(
+    deployment: Deployment, gap: tuple[Engine, str]
+) -> None:
+    """L-04c: nobody is left who could tell the holder."""
+    prefill, model = gap
+    before = prefill.state()["stats"]
+    gateway = deployment.servers["gateway-1"]
+    try:
+        async with dropped(deployment.gateway(), {"model": model, **PROMPT}):
+            left = await holding(prefill)
+            gateway.kill()
+            assert left <= 4
+            end = CLOCK.monotonic() + left
+            await CLOCK.sleep(left - 1)
+            assert prefill.held(), "an orphan is held for as long as the decode might need"
+            await freed(prefill, end + 1 - CLOCK.monotonic())
+    finally:
+        gateway.start()
+        wait_for([gateway], 60)
+    stats = prefill.state()["stats"]
+    assert stats["kv_expired"] - before["kv_expired"] == 1
+    assert stats["freed_by_order"] == before["freed_by_order"]

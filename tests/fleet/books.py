@@ -99,7 +99,7 @@ class Books:
 
     async def mend(self) -> None:
         """Let nothing go wrong any more."""
-        none = {name: 0 for name in (await self.state("narrow-p"))["faults"]}
+        none = dict.fromkeys((await self.state("narrow-p"))["faults"], 0)
         await asyncio.gather(*(self.fault(name, **none) for name in self.fleet.names()))
 
     # -- leases and orders --------------------------------------------------------

@@ -1,8 +1,7 @@
 """Twelve reference engines behind two of each service, on PostgreSQL.
 
-toy      3 prefill, 4 decode   under leases, a long hold
-narrow   1 prefill, 1 decode   under leases: little memory, slow tokens, a short hold, and a
-                               gate before the decode
+toy      3 prefill, 4 decode   under leases
+narrow   1 prefill, 1 decode   under leases: little memory, slow tokens, a gate before the decode
 plain    1 prefill, 2 decode   engines without our lease logic: the gateway is the holder
 """
 
@@ -21,27 +20,22 @@ from kvplane.engine.config import ENGINE_VERSION, KV_DTYPE, KV_LAYOUT
 TOY, NARROW, PLAIN = "toy", "narrow", "plain"
 TOKEN = "the services' own secret"
 THRESHOLD = 16
-# Long enough for a turn after a turn, short enough to run out in a test.
-NARROW_HOLD_S = 10.0
 NARROW_BLOCKS = 400
 # vLLM declines what runs out within 5 s.
 PLAIN_HOLD_S = 16.0
 PLAIN_PREFILL_HOLD_S = 4.0
 
+_PLAIN_HOLDS = (
+    f"--kv-lease-duration={PLAIN_PREFILL_HOLD_S}",
+    f"--decoder-kv-blocks-ttl={PLAIN_HOLD_S}",
+)
 _ENGINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     **{f"toy-p{i}": (TOY, "prefill", ()) for i in (1, 2, 3)},
     **{f"toy-d{i}": (TOY, "decode", ()) for i in (1, 2, 3, 4)},
     "narrow-p": (NARROW, "prefill", (f"--num-blocks={NARROW_BLOCKS}",)),
-    "narrow-d": (
-        NARROW,
-        "decode",
-        (f"--decoder-kv-blocks-ttl={NARROW_HOLD_S}", "--decode-us-per-token=10000"),
-    ),
-    "plain-p": (PLAIN, "prefill", (f"--kv-lease-duration={PLAIN_PREFILL_HOLD_S}",)),
-    **{
-        f"plain-d{i}": (PLAIN, "decode", (f"--decoder-kv-blocks-ttl={PLAIN_HOLD_S}",))
-        for i in (1, 2)
-    },
+    "narrow-d": (NARROW, "decode", ("--decode-us-per-token=10000",)),
+    "plain-p": (PLAIN, "prefill", _PLAIN_HOLDS),
+    **{f"plain-d{i}": (PLAIN, "decode", _PLAIN_HOLDS) for i in (1, 2)},
 }
 
 

@@ -160,9 +160,11 @@ class Engine:
             return None
         self.reader.expect(request.request_id, params)
         least = computed + max(threshold if params.get("do_remote_decode") else 0, 1)
-        return await self.reuse.permit(
+        grant = await self.reuse.permit(
             request.request_id, request.prompt, params, least, request.cache_salt
         )
+        self.stats.reads_denied += grant is None and bool(params.get("do_remote_prefill"))
+        return grant
 
     async def _allocate(self, request: Request, have: int) -> list[int]:
         # The newest token of a request never has KV.
@@ -202,7 +204,8 @@ class Engine:
         if not params or not (prefills or config.bidirectional):
             self.blocks.release(table)
             return
-        hold = config.kv_lease_duration_s if prefills else config.decoder_kv_blocks_ttl_s
+        for_turn = self.faults.hold_s or config.decoder_kv_blocks_ttl_s
+        hold = config.kv_lease_duration_s if prefills else for_turn
         deadline = self.clock.monotonic() + hold
         pin = Pin(request.request_id, table[:used], deadline, by_decode=not prefills)
         self.blocks.pins.add(pin)

@@ -20,6 +20,8 @@ class Faults:
     drop_notifications: int = 0
     # Seconds that are added to every prefill.
     prefill_delay_s: float = 0.0
+    # Seconds that a decode holds its blocks for the next turn, if not what it was started with.
+    hold_s: float = 0.0
     # How many of the next orders to hold longer leave the hold as it is.
     keep_holds: int = 0
 

@@ -164,6 +164,7 @@ class Reader:
         self, request: "Request", plan: _Plan, read: Read, own: list[int]
     ) -> tuple[int, list[int]]:
         engine, began = self._engine, self._engine.clock.monotonic()
+        engine.stats.reading += 1
         try:
             while (state := read.state()) == "PROC":
                 if not engine.reuse.still_valid(request.request_id):
@@ -173,6 +174,8 @@ class Reader:
             engine.stats.reads_abandoned += 1
             self._park(request.request_id, read, own)
             raise
+        finally:
+            engine.stats.reading -= 1
         valid = engine.reuse.still_valid(request.request_id)
         if state == "DONE" and valid and read.over():
             engine.reuse.finished(request.request_id, sent=True)

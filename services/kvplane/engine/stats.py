@@ -9,6 +9,8 @@ class Stats:
 
     running: int = 0
     waiting: int = 0
+    # Reads under way that a request waits for.
+    reading: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     requests: int = 0
@@ -24,9 +26,10 @@ class Stats:
     nixl_failed_notifications: int = 0
     kv_expired: int = 0
     late_notifications: int = 0
-    # Reads that a lost lease cut off, and permits that did not come.
+    # Reads that a lost lease cut off, permits that had run out, and decodes that got none.
     reads_dropped: int = 0
     reads_refused: int = 0
+    reads_denied: int = 0
     # Reads under way whose request went away.
     reads_abandoned: int = 0
     # Orders of the control plane that were carried out.
@@ -63,6 +66,7 @@ def exposition(stats: Stats, model: str, held: int, used: int, total: int, parke
         ("kvplane_engine_requests_aborted_total", "counter", stats.aborted),
         ("kvplane_engine_reads_dropped_total", "counter", stats.reads_dropped),
         ("kvplane_engine_reads_refused_total", "counter", stats.reads_refused),
+        ("kvplane_engine_reads_denied_total", "counter", stats.reads_denied),
         ("kvplane_engine_reads_abandoned_total", "counter", stats.reads_abandoned),
         ("kvplane_engine_freed_by_order_total", "counter", stats.freed_by_order),
         ("kvplane_engine_held_longer_total", "counter", stats.held_longer),

@@ -176,6 +176,26 @@ async def test_the_loop_sweeps_and_survives_failures(fake: One, clock: FakeClock
     await fake.part.stop()
 
 
+async def test_who_could_not_be_heard_while_this_process_stood_still_is_not_lost(
+    fake: One, clock: FakeClock
+):
+    await fake.part.start()
+    await settled()
+    await fake.register("d")
+    for _ in range(6):
+        clock.advance(1.0)
+        await settled()
+        await fake.beat(beat("d"))
+    clock.advance(30.0)
+    await settled()
+    assert await state(fake, "d") == READY
+    for _ in range(6):
+        clock.advance(1.0)
+        await settled()
+    assert await state(fake, "d") == LOST
+    await fake.part.stop()
+
+
 async def test_old_routes_are_forgotten(fake: One, clock: FakeClock):
     await fake.register("d")
     await fake.route("r1")

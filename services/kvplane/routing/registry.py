@@ -80,8 +80,9 @@ class Registry:
     async def sweep(self) -> None:
         """Lose silent workers, end epochs at the lease service, forget old routes.
 
-        Nobody is lost within one timeout of a start or of a failure of the database:
-        workers could not be heard then. Raises Unavailable when it is away.
+        Nobody is lost within one timeout of a start, of a pause of this process or of a
+        failure of the database: workers could not be heard then. Raises Unavailable when
+        it is away.
         """
         silent_us = None
         if self._clock.monotonic() >= self._grace_until:
@@ -122,8 +123,15 @@ class Registry:
                 await self._store.voided(worker.worker_id, worker.void_below)
 
     async def _sweep_for_ever(self) -> None:
+        config, looked_at = self._config, self._clock.monotonic()
         while True:
-            await self._clock.sleep(self._config.sweep_interval_s)
+            await self._clock.sleep(config.sweep_interval_s)
+            now = self._clock.monotonic()
+            late_s = now - looked_at - config.sweep_interval_s
+            if late_s > config.worker_timeout_s / 2:
+                _log.warning("this process stood still", seconds=round(late_s, 1))
+                self._grace_until = now + config.worker_timeout_s
+            looked_at = now
             try:
                 await self.sweep()
             except KvplaneError as error:

@@ -88,6 +88,13 @@ async def test_pins_of_a_lost_epoch_are_freed_when_reported_again(replica: Repli
     assert [(order, r) for order, r, _ in await replica.commands()] == [("free", "r1")]
 
 
+async def test_pins_of_a_lost_epoch_are_none_of_another_workers(replica: Replica):
+    await replica.held()
+    await replica.end_epoch("d1", 2)
+    await replica.report(replica.ownership("r1"), worker="d2", epoch=2)
+    assert await replica.commands("d1") == await replica.commands("d2") == []
+
+
 async def test_a_lost_ownership_is_not_freed_under_a_running_read(plane: Plane, replica: Replica):
     await replica.held()
     await replica.reading()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from kvplane.api.lease.v1 import lease_pb2 as pb
-from kvplane.kernel.errors import StaleEpoch
+from kvplane.kernel.errors import InvalidField, StaleEpoch
 from lease.harness import Plane, Replica, SkewedClock, to_seconds
 
 
@@ -108,6 +108,46 @@ async def test_an_epoch_ends_while_the_worker_reports(two: tuple[Replica, Replic
         await asyncio.gather(report(), two[1].end_epoch("d1", epoch + 1))
         alive = "SELECT * FROM ownerships WHERE state <= 2"
         assert await two[0].execute(alive) == []
+
+
+async def test_a_report_and_a_withdrawal_at_once_leave_nothing_held(two: tuple[Replica, Replica]):
+    """The engine has freed it, whichever came first."""
+    for number in range(60):
+        request = f"r{number}"
+        await asyncio.gather(two[0].held(request, f"s{number}"), two[1].withdraw(request))
+    assert await two[0].execute("SELECT * FROM ownerships WHERE state <= 2") == []
+
+
+async def test_one_id_reported_by_two_tenants_at_once_is_ones(two: tuple[Replica, Replica]):
+    async def report(replica: Replica, number: int, tenant: str) -> pb.Ownership | InvalidField:
+        try:
+            return await replica.held(f"r{number}", "", tenant=tenant)
+        except InvalidField as error:
+            return error
+
+    for number in range(20):
+        answers = await asyncio.gather(
+            *(report(one, number, tenant) for one, tenant in zip(two, ("t1", "t2"), strict=True))
+        )
+        assert sum(isinstance(answer, InvalidField) for answer in answers) == 1
+
+
+async def test_the_longer_of_two_holds_reported_at_once_counts(two: tuple[Replica, Replica]):
+    for number in range(20):
+        request = f"r{number}"
+        await asyncio.gather(two[0].held(request, "", hold=100), two[1].held(request, "", hold=400))
+    shortest = "SELECT min(hold_deadline_us - reported_us) FROM ownerships"
+    assert (await two[0].execute(shortest))[0][0] > 35_000_000  # a unit is 100 ms
+
+
+async def test_many_reports_at_once_need_few_locks(two: tuple[Replica, Replica]):
+    """They share a transaction, and PostgreSQL has room for some thousand locks."""
+    one = two[0]
+    reports = [
+        [one.ownership(f"r{a}-{b}", f"s{a}-{b}", hold=6000) for b in range(1000)] for a in range(16)
+    ]
+    answers = await asyncio.gather(*(one.report(*report) for report in reports))
+    assert sum(len(answer) for answer in answers) == 16_000
 
 
 async def test_a_grant_waits_for_a_report_to_another_replica(two: tuple[Replica, Replica]):

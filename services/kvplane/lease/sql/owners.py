@@ -50,12 +50,12 @@ def report(
 ) -> Reported:
     """See `LeaseStore.report`."""
     by_id = {item.ownership.ownership_id: item for item in items}
+    named = [item.ownership for item in by_id.values() if item.ownership.session_id]
+    sessions.lock(tx, {_session(own) for own in named}, by_id)
     _refuse_strangers(tx, worker_id, items)
     ended = ensure_epoch(tx, worker_id, epoch)
     if stream_id is not None:
         ensure_stream(tx, worker_id, stream_id)
-    named = [item.ownership for item in by_id.values() if item.ownership.session_id]
-    sessions.lock(tx, {_session(own) for own in named})
     over = sessions.ended(tx, {_session(own) for own in named})
     families = {_session(own) for own in named if not own.for_decode} - over
     work = Workspace(tx)
@@ -73,7 +73,7 @@ def report(
                 work.apply(free(new, None, now_us))
         elif known.live:
             work.apply(Change(hold_until(known, deadline)))
-        elif known.state is OwnershipState.LOST and not known.lease_id:
+        elif _lost_and_idle(known) and known.worker_id == worker_id:
             # Still pinned by an engine that has registered again; nobody can read it.
             work.order_free(known, epoch)
     for session in families:
@@ -96,9 +96,10 @@ def report(
 
 def withdraw_handles(tx: Tx, worker_id: str, epoch: int, handles: list[Handle]) -> Withdrawn:
     """See `LeaseStore.withdraw`."""
+    by_id = {handle.ownership_id: handle for handle in handles}
+    sessions.lock(tx, (), by_id)
     ended = ensure_epoch(tx, worker_id, epoch)
     work = Workspace(tx)
-    by_id = {handle.ownership_id: handle for handle in handles}
     work.lock(by_id)
     now_us = tx.now_us()
     states: dict[str, OwnershipState | None] = {}
@@ -200,6 +201,10 @@ def acknowledge(
     tx.connection.execute(delete(lease_commands).where(c.command_id == command_id))
     effects = work.flush(now_us)
     return effects | ended
+
+
+def _lost_and_idle(own: Ownership) -> bool:
+    return own.state is OwnershipState.LOST and not own.lease_id
 
 
 def _session(own: Ownership) -> sessions.Session:

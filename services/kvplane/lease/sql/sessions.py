@@ -13,11 +13,17 @@ from kvplane.lease.values import OwnershipState
 
 Session = tuple[str, str]  # tenant_id, session_id
 
-# Two reports of one session that do not see each other's rows would not see which is newer.
+# Keys share so many locks: PostgreSQL has room for some thousands, and a batch of reports
+# may name more sessions than that.
+_LOCKS = 1024
+# Rows that are not there yet cannot be locked. Two reports of one session that do not see each
+# other's would not see which is newer; a report and a withdrawal of one id that do not see
+# each other would both be believed.
 _LOCK = prepared(
-    text("SELECT pg_advisory_xact_lock(hashtextextended(k, 0)) FROM unnest(:keys) AS k").bindparams(
-        bindparam("keys", type_=ARRAY(String))
-    )
+    text(
+        "SELECT pg_advisory_xact_lock(k) FROM (SELECT DISTINCT"
+        f" hashtextextended(k, 0) & {_LOCKS - 1} AS k FROM unnest(:keys) AS k ORDER BY 1) AS ks"
+    ).bindparams(bindparam("keys", type_=ARRAY(String)))
 )
 _O = ownerships.c
 _NEWER = prepared(
@@ -34,14 +40,16 @@ _NEWER = prepared(
 _INSERT_ENDED = insert_ignore(ended_sessions)
 
 
-def lock(tx: Tx, sessions: Iterable[Session]) -> None:
-    """Let nobody else report or end these sessions until this transaction is over.
+def lock(tx: Tx, sessions: Iterable[Session], ownership_ids: Iterable[str] = ()) -> None:
+    """Let nobody else report or end these sessions, or report or withdraw these ids, until
+    this transaction is over.
 
-    Comes before locks of ownerships. SQLite has one writer at a time in any case.
+    Comes before all other locks. SQLite has one writer at a time in any case.
     """
-    keys = sorted({f"{len(tenant_id)} {tenant_id} {name}" for tenant_id, name in sessions})
+    keys = {f"{len(tenant_id)} {tenant_id} {name}" for tenant_id, name in sessions}
+    keys.update(ownership_ids)
     if keys and tx.is_postgres:
-        _LOCK.one(tx, keys=keys)
+        _LOCK.one(tx, keys=sorted(keys))
 
 
 def ended(tx: Tx, sessions: Iterable[Session]) -> set[Session]:

@@ -1,7 +1,7 @@
 """Locked rows as domain values, and what has changed about them.
 
-Locks are taken in one order everywhere: worker epochs, sessions, ownerships by id, leases
-by id.
+Locks are taken in one order everywhere: sessions and ids that may be new, worker epochs,
+ownerships by id, leases by id.
 An ownership's row guards all its leases; a renewal, which moves nothing but a deadline,
 locks leases alone.
 """

@@ -449,3 +449,19 @@ def test_a_stale_token_is_told_as_such(plane: PlaneThread, make_agent: Make) -> 
     assert isinstance(answer, Refused)
     assert "fencing" in answer.reason
     assert reader.away is None  # an answer, not an outage
+
+
+def test_a_lease_that_is_cut_short_is_renewed_at_once_and_before_it_ends(
+    plane: PlaneThread, make_agent: Make
+) -> None:
+    """The first renewal has the owner asked to hold longer, the next ones find that it does."""
+    plane.plane.ttl = 1.2
+    owner, reader = make_agent("d"), make_agent("p")
+    report(plane, owner)
+    reader.begin_read("x", PROMPT, handle=HANDLE)
+    settled(reader, "x")
+    calls = plane.plane.calls
+    assert elapsed(lambda: until(lambda: calls.get("RenewLeases", 0) >= 1)) < 0.3
+    until(lambda: calls["RenewLeases"] >= 5)  # 4 x 0.4 s: longer than the lease
+    assert isinstance(reader.poll_read("x"), Permit)
+    assert calls["RenewLeases"] < 10

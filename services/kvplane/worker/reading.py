@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 _CHUNK_BLOCKS: Final = 64
 _RELEASE_TRIES: Final = 3
 _BATCH_ITEMS: Final = 500
+# Seconds between two renewals at least.
+_MIN_RENEWAL: Final = 0.1
+# What a lease has of the ttl that was asked for, when its owner's hold cuts it short.
+_CUT_SHORT: Final = 0.9
 
 _OUTCOMES: Final = {
     Outcome.CONSUMED: lease.READ_OUTCOME_CONSUMED,
@@ -80,6 +84,8 @@ class Reading:
         self._asking: set[asyncio.Task[None]] = set()
         self._releases: list[lease.LeaseRelease] = []
         self._released = asyncio.Event()
+        # A permit has come whose lease ends before its time.
+        self._cut_short = asyncio.Event()
         self._leases: LeaseApi | None = None  # set before anything is asked
 
     # -- the engine's thread ------------------------------------------------------
@@ -279,7 +285,10 @@ class Reading:
             if entry is None:
                 return False
             entry.read = reads.granted(entry.read, permit, granted.fencing_token, valid_until, now)
-            return entry.read.phase is Phase.PERMITTED
+            permitted = entry.read.phase is Phase.PERMITTED
+        if permitted and seconds(granted.ttl) < self._config.lease_ttl_seconds * _CUT_SHORT:
+            self._cut_short.set()
+        return permitted
 
     def _refuse(self, local_id: str, reason: str) -> None:
         log.debug("kvplane: %s is computed: %s", local_id, reason)
@@ -324,12 +333,29 @@ class Reading:
                     tries = 0
 
     async def keep_renewed(self, leases: LeaseApi) -> None:
-        """Renew all live leases in one call, three times a ttl. Runs for ever."""
+        """Renew all live leases in one call, three times a ttl. Runs for ever.
+
+        A lease that its owner's hold cuts short is renewed sooner: at once, so that the
+        owner is asked to hold longer, and often enough to hear that it does.
+        """
         while True:
-            await self._clock.sleep(self._config.lease_ttl_seconds / 3)
+            await self._until_renewal()
             live = self._live()
             for start in range(0, len(live), _BATCH_ITEMS):
                 await self._renew(leases, live[start : start + _BATCH_ITEMS])
+
+    async def _until_renewal(self) -> None:
+        ttl = self._config.lease_ttl_seconds
+        now = self._clock.monotonic()
+        shortest = min([ttl, *(entry.read.valid_until - now for entry in self._live())])
+        cut_short = asyncio.ensure_future(self._cut_short.wait())
+        sleep = asyncio.ensure_future(self._clock.sleep(max(shortest / 3, _MIN_RENEWAL)))
+        try:
+            await asyncio.wait({cut_short, sleep}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cut_short.cancel()
+            sleep.cancel()
+        self._cut_short.clear()
 
     async def _renew(self, leases: LeaseApi, live: list[_Entry]) -> None:
         sent_at = self._clock.monotonic()

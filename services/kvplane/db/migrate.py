@@ -45,7 +45,8 @@ class SchemaState:
 async def upgrade(url: str, revision: str = "head") -> SchemaState:
     """Migrate up to `revision`. Several at once: one migrates, the others wait.
 
-    Raises InvalidField("revision"), Unavailable.
+    Raises InvalidField("revision"), Unavailable: the database is away, or its schema is of
+    a newer build.
     """
     return await _migrate(url, lambda config: command.upgrade(config, revision))
 
@@ -84,6 +85,10 @@ async def _migrate(url: str, step: Callable[[Config], object]) -> SchemaState:
     def work(connection: Connection) -> SchemaState:
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+        before = _state(connection)
+        if before.problem and before.current not in (None, *known_revisions()):
+            # Alembic would only say that it cannot find that revision.
+            raise Unavailable(before.problem)
         config = _config()
         config.attributes["connection"] = connection
         _translated(lambda: step(config))

@@ -179,7 +179,11 @@ def free_session(tx: Tx, tenant_id: str, session_id: str) -> tuple[int, int, Eff
 
 
 def _ask_to_hold(tx: Tx, short: set[str], now_us: int, until_us: int) -> Effects:
-    """Have owners told to hold longer what a reader waits for; one order at a time each."""
+    """Have owners told to hold longer what a reader waits for; one order for each hold's end.
+
+    A hold that has moved is asked for anew: the owner takes an id that it knows for the
+    order that it has carried out.
+    """
     if not short:
         return NO_EFFECTS
     c = ownerships.c
@@ -188,7 +192,7 @@ def _ask_to_hold(tx: Tx, short: set[str], now_us: int, until_us: int) -> Effects
     )
     rows = [
         command_row(
-            derived("hold", own.ownership_id),
+            derived("hold", own.ownership_id, str(own.hold_deadline_us)),
             own,
             now_us=now_us,
             expire_us=until_us,

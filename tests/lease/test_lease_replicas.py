@@ -112,9 +112,16 @@ async def test_an_epoch_ends_while_the_worker_reports(two: tuple[Replica, Replic
 
 async def test_a_report_and_a_withdrawal_at_once_leave_nothing_held(two: tuple[Replica, Replica]):
     """The engine has freed it, whichever came first."""
-    for number in range(60):
+
+    async def withdraw(request: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await two[1].withdraw(request)
+
+    for number in range(150):
         request = f"r{number}"
-        await asyncio.gather(two[0].held(request, f"s{number}"), two[1].withdraw(request))
+        await asyncio.gather(
+            two[0].held(request, f"s{number}"), withdraw(request, number % 15 / 2000)
+        )
     assert await two[0].execute("SELECT * FROM ownerships WHERE state <= 2") == []
 
 

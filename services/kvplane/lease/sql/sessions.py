@@ -13,16 +13,14 @@ from kvplane.lease.values import OwnershipState
 
 Session = tuple[str, str]  # tenant_id, session_id
 
-# Keys share so many locks: PostgreSQL has room for some thousands, and a batch of reports
-# may name more sessions than that.
-_LOCKS = 1024
 # Rows that are not there yet cannot be locked. Two reports of one session that do not see each
 # other's would not see which is newer; a report and a withdrawal of one id that do not see
-# each other would both be believed.
+# each other would both be believed. They share 1,024 locks: PostgreSQL has room for some
+# thousands, and a batch of reports may name more sessions than that.
 _LOCK = prepared(
     text(
         "SELECT pg_advisory_xact_lock(k) FROM (SELECT DISTINCT"
-        f" hashtextextended(k, 0) & {_LOCKS - 1} AS k FROM unnest(:keys) AS k ORDER BY 1) AS ks"
+        " hashtextextended(k, 0) & 1023 AS k FROM unnest(:keys) AS k ORDER BY 1) AS ks"
     ).bindparams(bindparam("keys", type_=ARRAY(String)))
 )
 _O = ownerships.c

@@ -14,11 +14,11 @@ class Mismatch(Exception):
 class Model(Protocol):
     """What the store should be."""
 
-    def after(self, call: Any, answer: Any, *, alone: bool) -> Iterable[Self]:
+    def after(self, call: Any, answer: Any, at_once: Rows | None) -> Iterable[Self]:
         """Return the states in which a call with that answer may leave it.
 
-        Not `alone`: a call that passes over locked rows may do less than it would.
-        Raises Mismatch when it cannot be answered so.
+        A call that passes over locked rows may do less when others run `at_once`: these
+        are the rows after all of them. Raises Mismatch when it cannot be answered so.
         """
         ...
 
@@ -38,22 +38,22 @@ def explained(model: M, calls: Sequence[tuple[Any, Any]], rows: Rows) -> M:
     reasons = []
     for order in permutations(range(len(calls))):
         try:
-            return _in_order(model, [calls[i] for i in order], rows, alone=len(calls) == 1)
+            return _in_order(model, [calls[i] for i in order], rows, len(calls) > 1)
         except Mismatch as reason:
             reasons.append(f"in the order {order}: {reason}")
     told = "\n".join(f"{i}: {call}\n   -> {answer}" for i, (call, answer) in enumerate(calls))
     raise AssertionError("no order explains this\n" + told + "\n" + "\n".join(reasons))
 
 
-def _in_order(model: M, calls: Sequence[tuple[Any, Any]], rows: Rows, *, alone: bool) -> M:
+def _in_order(model: M, calls: Sequence[tuple[Any, Any]], rows: Rows, at_once: bool) -> M:
     if not calls:
         model.compare(rows)
         return model
     (call, answer), rest = calls[0], calls[1:]
     last = Mismatch("no state is possible")
-    for state in model.after(call, answer, alone=alone):
+    for state in model.after(call, answer, rows if at_once else None):
         try:
-            return _in_order(state, rest, rows, alone=alone)
+            return _in_order(state, rest, rows, at_once)
         except Mismatch as reason:
             last = reason
     raise last

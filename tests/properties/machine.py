@@ -7,7 +7,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 from properties.explain import explained
-from properties.replicas import Replicas
+from properties.replicas import Replicas, Rows
 
 replica_numbers = st.integers(0, 1)
 
@@ -33,12 +33,13 @@ class StoreMachine(RuleBasedStateMachine):
         answers = self.replicas.together([(replica, call.on) for call, replica in made])
         told = [(call, answer) for (call, _), answer in zip(made, answers, strict=True)]
         note("\n  at once ".join(f"{call} -> {answer!r}" for call, answer in told))
-        self.model = explained(self.model, told, self.replicas.rows())
+        rows = self.replicas.rows()
+        self.model = explained(self.model, told, rows)
         for answer in answers:
             self.known.learn(answer)
-        self.learn()
+        self.learn(rows)
 
-    def learn(self) -> None:
+    def learn(self, rows: Rows) -> None:
         """Take note of what calls can be about now."""
 
     def pass_time(self, seconds: float) -> None:

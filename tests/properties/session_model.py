@@ -15,6 +15,7 @@ from kvplane.session.domain import (
     CompleteTurn,
     Session,
     SessionConfig,
+    SessionRef,
     SessionState,
     TurnOutcome,
 )
@@ -69,8 +70,9 @@ class SessionModel:
     def at(self, now_us: int) -> "SessionModel":
         return replace(self, now_us=now_us)
 
-    def after(self, call: Any, answer: Any, *, alone: bool) -> Iterable["SessionModel"]:
+    def after(self, call: Any, answer: Any, at_once: Rows | None) -> Iterable["SessionModel"]:
         """See `explain.Model`."""
+        alone = at_once is None
         copy = SessionModel(
             self.now_us,
             dict(self.sessions),
@@ -86,9 +88,9 @@ class SessionModel:
             case calls.Create():
                 expect(answer, copy._create(call), "create")
             case calls.Get():
-                _told([answer], [copy._get(call.tenant, call.ref)])
+                _told([answer], [copy._get(call.tenant, call.ref, answer)])
             case calls.End():
-                _told([answer], [copy._end(call)])
+                _told([answer], [copy._end(call, answer)])
             case calls.ListSessions():
                 expect(answer, copy._list(call), "list")
             case calls.Changes():
@@ -225,18 +227,21 @@ class SessionModel:
         self._make((call.tenant, call.new_id), call.name, call.model)
         return self.sessions[call.tenant, call.new_id], True
 
-    def _get(self, tenant: str, ref: calls.SessionRef) -> Session | type[Exception]:
+    def _get(self, tenant: str, ref: SessionRef, answer: Any) -> Session | type[Exception]:
         if ref.session_id:
             return self.sessions.get((tenant, ref.session_id), NotFound)
         key = self._named(tenant, ref.name)
         if key is not None:
             return self.sessions[key]
         ended = [s for k, s in self.sessions.items() if (k[0], s.name) == (tenant, ref.name)]
-        # All are kept equally long, so the one to be forgotten last ended last.
-        return max(ended, key=lambda s: s.due_us, default=NotFound)
+        # All are kept equally long, so the one to be forgotten last ended last. Of those
+        # that ended in one microsecond any may count.
+        last_us = max((s.due_us for s in ended), default=0)
+        last = [s for s in ended if s.due_us == last_us]
+        return answer if answer in last else next(iter(last), NotFound)
 
-    def _end(self, call: calls.End) -> Session | type[Exception]:
-        session = self._get(call.tenant, call.ref)
+    def _end(self, call: calls.End, answer: Any) -> Session | type[Exception]:
+        session = self._get(call.tenant, call.ref, answer)
         if not isinstance(session, Session) or session.state is not ACTIVE:
             return session
         return self._ended(session, SessionState.ENDED, CONFIG.free_retry_s)

@@ -1,12 +1,13 @@
 """The session store is what its docstrings say, whatever is called in whichever order."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from kvplane.session.store_sql import SqlSessionStore, session_history, sessions, turns
 from properties import session_calls as calls
 from properties.machine import StoreMachine, replica_numbers
-from properties.replicas import Replicas
+from properties.replicas import Replicas, Rows
 from properties.session_model import CONFIG, SessionModel
 
 on = replica_numbers
@@ -20,7 +21,7 @@ class SessionMachine(StoreMachine):
         self.model = SessionModel(self.replicas.now_us)
         self.known = calls.Known()
 
-    def learn(self) -> None:
+    def learn(self, rows: Rows) -> None:
         made = sorted((s.create_us, s.session_id) for s in self.model.sessions.values())
         self.known.sessions += [one for one in made if one not in self.known.sessions]
 
@@ -77,6 +78,7 @@ class SessionMachine(StoreMachine):
         self.pass_time(seconds)
 
 
+@pytest.mark.timeout(900)
 def test_session_store(url: str, machine_settings: settings) -> None:
     replicas = Replicas(
         url, [sessions, turns, session_history], lambda database: SqlSessionStore(database, CONFIG)

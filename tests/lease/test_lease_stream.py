@@ -391,13 +391,13 @@ async def test_a_reader_that_waits_for_long_has_them_held_again_and_again(runnin
     await worker.report(running.ownership("r1", hold=5))
     lease = (await running.grant("q1", ttl=2)).lease
     known: set[str] = set()
-    for _ in range(3):
+    for hold in (8, 10, 12):
         await running.renew(lease, ttl=10)
         command = await worker.command("hold_longer", "r1")
         # To its owner an id that it knows is the order that it has carried out.
         assert command.command_id not in known
         known.add(command.command_id)
-        worker.ack(command, hold=8)
+        worker.ack(command, hold=hold)
         await no_commands(running)
         for _ in range(2):
             await running.plane.sleep(1)

@@ -23,28 +23,12 @@ from kvplane.session.store import FreeTask
 from properties import session_calls as calls
 from properties.explain import Mismatch, expect
 from properties.replicas import Rows
+from properties.session_told import ModelTurn, age, same, told, turn_row
 
 SECOND = 1_000_000
 CONFIG = SessionConfig(histories_kept=2)
 ACTIVE, OPEN, OK = SessionState.ACTIVE, TurnOutcome.OPEN, TurnOutcome.OK
-# What a caller is told of a session. The rest is the registry's own.
-TOLD = (
-    "tenant_id", "session_id", "name", "model", "state", "create_us", "last_turn_us", "due_us",
-    "turns", "last_prefill_worker_id", "last_decode_worker_id", "tokens_reused",
-    "tokens_recomputed",
-)  # fmt: skip
 Key = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class ModelTurn:
-    """A turn, with what opened it and what was answered."""
-
-    request: BeginTurn
-    first: Begun
-    open_us: int
-    report: CompleteTurn | None = None
-    complete_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,15 +66,15 @@ class SessionModel:
         )
         match call:
             case calls.Begin():
-                _told(answer, [copy._begin(call.tenant, *wish) for wish in call.wishes])
+                told(answer, [copy._begin(call.tenant, *wish) for wish in call.wishes])
             case calls.Complete():
-                _told(answer, [copy._complete(call.tenant, report) for report in call.reports])
+                told(answer, [copy._complete(call.tenant, report) for report in call.reports])
             case calls.Create():
                 expect(answer, copy._create(call), "create")
             case calls.Get():
-                _told([answer], [copy._get(call.tenant, call.ref, answer)])
+                told([answer], [copy._get(call.tenant, call.ref, answer)])
             case calls.End():
-                _told([answer], [copy._end(call, answer)])
+                told([answer], [copy._end(call, answer)])
             case calls.ListSessions():
                 expect(answer, copy._list(call), "list")
             case calls.Changes():
@@ -111,7 +95,7 @@ class SessionModel:
         known = self.requests.get((tenant, request.request_id))
         if known is not None:
             turn = self.turns[known]
-            return turn.first if _same(turn.request, request) else InvalidField
+            return turn.first if same(turn.request, request) else InvalidField
         key = self._find(tenant, request)
         if key is None:
             key = (tenant, new_id)
@@ -268,9 +252,9 @@ class SessionModel:
             and (not which.states or session.state in which.states)
             and which.model in {"", session.model}
             and which.worker_id in {"", session.last_decode_worker_id}
-            and (call.after is None or _age(session) < call.after)
+            and (call.after is None or age(session) < call.after)
         ]
-        return sorted(found, key=_age, reverse=True)[: call.limit]
+        return sorted(found, key=age, reverse=True)[: call.limit]
 
     def _changes(self, call: calls.Changes) -> list[Session]:
         mine = [s for (tenant, _), s in self.sessions.items() if tenant == call.tenant]
@@ -344,7 +328,7 @@ class SessionModel:
         turns = {(r["tenant_id"], r["session_id"], r["turn"]): r for r in rows["turns"]}
         expect(turns.keys(), self.turns.keys(), "turns")
         for place, turn in self.turns.items():
-            wanted = _turn_row(turn)
+            wanted = turn_row(turn)
             expect({name: turns[place][name] for name in wanted}, wanted, f"turn {place}")
         expect(
             {
@@ -356,46 +340,3 @@ class SessionModel:
             self.histories,
             "histories",
         )
-
-
-def _turn_row(turn: ModelTurn) -> dict[str, Any]:
-    report = turn.report or CompleteTurn("", 0, OPEN)
-    return {
-        "request_id": turn.request.request_id,
-        "model": turn.request.model,
-        "open_us": turn.open_us,
-        "complete_us": turn.complete_us,
-    } | {
-        name: getattr(report, name)
-        for name in (
-            "outcome", "prompt_tokens", "completion_tokens", "tokens_reused",
-            "prefill_worker_id", "decode_worker_id", "time_to_first_token_us",
-        )
-    }  # fmt: skip
-
-
-def _age(session: Session) -> tuple[int, str]:
-    return session.create_us, session.session_id
-
-
-def _same(one: BeginTurn, other: BeginTurn) -> bool:
-    """Tell whether the requests mean the same. A name makes the history superfluous."""
-    if (one.name, one.model) != (other.name, other.model):
-        return False
-    return bool(one.name) or one.history == other.history
-
-
-def _told(answers: Any, wanted: list[Any]) -> None:
-    """Compare what callers are told; of an error, which one it is."""
-    expect([_part(a) for a in answers], [_part(w) for w in wanted], "answers")
-
-
-def _part(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        return type(answer)
-    if isinstance(answer, Begun):
-        told = (answer.turn, answer.previous_completed, answer.open_turns)
-        return (_part(answer.session), *told)
-    if isinstance(answer, Session):
-        return {name: getattr(answer, name) for name in TOLD}
-    return answer

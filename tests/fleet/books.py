@@ -142,6 +142,17 @@ class Books:
                 )
             )
 
+    async def requests_at_gateways(self) -> list[str]:
+        """Return which gateways have requests under way."""
+        left = []
+        for number in (1, 2):
+            async with self.http.get(f"{self.fleet.gateway(number)}/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+            running = [n for n in lines if n.startswith("kvplane_gateway_requests_running ")]
+            if running != ["kvplane_gateway_requests_running 0.0"]:
+                left.append(f"gateway-{number}: {running}")
+        return left
+
     async def unfinished(self) -> list[str]:
         """Return what requests are under way."""
         left = []
@@ -149,12 +160,7 @@ class Books:
             stats = state["stats"]
             if stats["running"] or stats["waiting"]:
                 left.append(f"{name}: {stats['running']} running, {stats['waiting']} waiting")
-        for number in (1, 2):
-            async with self.http.get(f"{self.fleet.gateway(number)}/metrics") as answer:
-                lines = (await answer.text()).splitlines()
-            running = [n for n in lines if n.startswith("kvplane_gateway_requests_running ")]
-            if running != ["kvplane_gateway_requests_running 0.0"]:
-                left.append(f"gateway-{number}: {running}")
+        left += await self.requests_at_gateways()
         beats = await self.rows("SELECT worker_id, running, waiting FROM workers")
         left += [f"{b.worker_id}: known as busy" for b in beats if b.running or b.waiting]
         return left

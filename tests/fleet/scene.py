@@ -41,6 +41,12 @@ class Scene:
         reply = await self.client.ask(self.body(), self.name)
         assert reply.reason == "first_turn"
         self.session_id = reply.session_id
+
+        async def reported() -> list[Any]:
+            held = "SELECT 1 FROM ownerships WHERE session_id = :session AND state = 1"
+            return await self.books.rows(f"{held} AND NOT for_decode", session=self.session_id)
+
+        await eventually(reported)
         self.go_on(reply)
         return reply
 

@@ -7,13 +7,14 @@ from contextlib import AsyncExitStack
 import pytest
 from fleet.books import Books, eventually, nothing_of
 from fleet.client import Client
+from fleet.cluster import NARROW_BLOCKS
+from fleet.oracle import BLOCK
 from fleet.scene import DECODE, PREFILL, Scene
 from kvplane.lease.values import LeaseState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 SOON = 3.0
-HOG_TOKENS = 6000
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ class Stage:
     async def there(self) -> bool:
         raise NotImplementedError
 
+    async def gone(self) -> None: ...
+
 
 class DuringRoute(Stage):
     async def arrange(self) -> None:
@@ -48,7 +51,8 @@ class InPrefillsQueue(Stage):
 
     async def arrange(self) -> None:
         prompt = list(range(1, 100))
-        hog = asyncio.create_task(self.scene.compute(PREFILL, prompt, HOG_TOKENS))
+        rest = NARROW_BLOCKS * BLOCK - len(prompt)
+        hog = asyncio.create_task(self.scene.compute(PREFILL, prompt, rest))
 
         async def end() -> None:
             hog.cancel()
@@ -85,6 +89,12 @@ class BetweenTheLegs(Stage):
 
     async def there(self) -> bool:
         return self.scene.books.fleet.gate.waiting == 1
+
+    async def gone(self) -> None:
+        async def closed() -> bool:
+            return self.scene.books.fleet.gate.waiting == 0
+
+        await eventually(closed, SOON)
 
 
 class DuringDecodesRead(Stage):
@@ -150,6 +160,8 @@ async def test_nothing_stays_behind(
         assert not leaving.done()
         left.set()
         assert await leaving
+        await nothing_of(books.requests_at_gateways, SOON)
+        await here.gone()
         for engine in (PREFILL, DECODE):
             aborted = before[engine]["stats"]["aborted"] + (engine == cancelled)
             await scene.until(engine, "aborted", aborted, SOON)

@@ -41,6 +41,7 @@ async def test_the_owner_agrees_to_hold_longer_and_the_turn_reads(
     scene = Scene(client, books)
     await books.fault(DECODE, hold_s=HOLD_S)
     await scene.begin()
+    await books.fault(DECODE, hold_s=0)
     longer = await scene.stat(DECODE, "held_longer")
     began = asyncio.get_running_loop().time()
     async with fifty_before_us(scene):
@@ -60,6 +61,7 @@ async def test_a_hold_that_runs_out_meanwhile_costs_the_reuse_and_nothing_else(
     scene = Scene(client, books)
     await books.fault(DECODE, hold_s=HOLD_S, keep_holds=1000)
     await scene.begin()
+    await books.fault(DECODE, hold_s=0)
     before = await books.states([PREFILL, DECODE])
     async with fifty_before_us(scene):
         turn = scene.send()

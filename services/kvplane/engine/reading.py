@@ -143,7 +143,7 @@ class Reader:
         notification = f"{remote.request_id}:1"
         if plan.local:
             return engine.transfer.read(
-                peer, plan.local, blocks, notification, engine.faults.slow_reads_s
+                peer, plan.local, blocks, notification, lambda: engine.faults.slow_reads_s
             )
         try:
             engine.transfer.notify(peer, notification)

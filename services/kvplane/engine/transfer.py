@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +40,21 @@ class Peer:
 class Read:
     """One NIXL READ under way. Its destination must not be reused before it is over.
 
-    It begins `delay_s` seconds late, which for its owner and its reader is a slow read.
+    It begins `delay_s()` seconds late, which for its owner and its reader is a slow read.
     """
 
     def __init__(
-        self, transfer: "Transfer", peer: Peer, handle: Any, nbytes: int, delay_s: float
+        self,
+        transfer: "Transfer",
+        peer: Peer,
+        handle: Any,
+        nbytes: int,
+        delay_s: Callable[[], float],
     ) -> None:
         self._transfer = transfer
         self._handle = handle
-        self._begins = transfer.clock.monotonic() + delay_s
+        self._delay_s = delay_s
+        self._made = transfer.clock.monotonic()
         self._posted = False
         self._failed = False
         self._over = False
@@ -58,7 +64,8 @@ class Read:
 
     def state(self) -> str:
         """Return DONE, PROC or ERR. ERR too may still be followed by writes: see `over`."""
-        if not self._posted and self._transfer.clock.monotonic() >= self._begins:
+        waited = self._transfer.clock.monotonic() - self._made
+        if not self._posted and waited >= self._delay_s():
             self._posted = True
             try:
                 self._transfer.nixl.transfer(self._handle)
@@ -155,7 +162,7 @@ class Transfer:
         local: Sequence[int],
         remote: Sequence[int],
         notification: str,
-        delay_s: float = 0.0,
+        delay_s: Callable[[], float] = lambda: 0.0,
     ) -> Read:
         """Begin to read remote blocks into local ones; at its end the peer is notified."""
         try:

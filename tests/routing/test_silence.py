@@ -104,7 +104,7 @@ async def test_an_outage_of_the_database_loses_nobody(fake: One, clock: FakeCloc
     await fake.register("d")
     store = fake.part.registry._store
 
-    async def away(silent_us):
+    async def away(silent_us, in_time):
         raise Unavailable("the database is away")
 
     with monkeypatch.context() as patched:
@@ -162,7 +162,7 @@ async def test_the_loop_sweeps_and_survives_failures(fake: One, clock: FakeClock
     await fake.register("d")
     store, healthy = fake.part.registry._store, fake.part.registry._store.sweep
 
-    async def broken(silent_us):
+    async def broken(silent_us, in_time):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(store, "sweep", broken)
@@ -194,6 +194,30 @@ async def test_who_could_not_be_heard_while_this_process_stood_still_is_not_lost
         await settled()
     assert await state(fake, "d") == LOST
     await fake.part.stop()
+
+
+async def test_a_slow_database_loses_nobody(fake: One, clock: FakeClock, monkeypatch):
+    """Beats wait for it as the sweep does, so what the sweep finds says nothing."""
+    registry = fake.part.registry
+    clock.advance(6.0)
+    await registry.sweep()
+    await fake.register("d")
+    database = registry._store._database
+    quick = database.run
+
+    async def slow_once(operation):
+        monkeypatch.setattr(database, "run", quick)
+        clock.advance(6.0)
+        return await quick(operation)
+
+    monkeypatch.setattr(database, "run", slow_once)
+    await registry.sweep()
+    clock.advance(4.0)
+    await registry.sweep()
+    assert await state(fake, "d") == READY
+    clock.advance(2.0)
+    await registry.sweep()
+    assert await state(fake, "d") == LOST
 
 
 async def test_old_routes_are_forgotten(fake: One, clock: FakeClock):

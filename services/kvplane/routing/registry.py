@@ -80,18 +80,23 @@ class Registry:
     async def sweep(self) -> None:
         """Lose silent workers, end epochs at the lease service, forget old routes.
 
-        Nobody is lost within one timeout of a start, of a pause of this process or of a
-        failure of the database: workers could not be heard then. Raises Unavailable when
-        it is away.
+        Nobody is lost within one timeout of a start, of a pause of this process or of a time
+        when the database was away or slow: workers could not be heard then. Raises
+        Unavailable when it is away.
         """
-        silent_us = None
-        if self._clock.monotonic() >= self._grace_until:
-            silent_us = round(self._config.worker_timeout_s * 1e6)
+        timeout_s, began = self._config.worker_timeout_s, self._clock.monotonic()
+        silent_us = round(timeout_s * 1e6) if began >= self._grace_until else None
+
+        def in_time() -> bool:
+            return self._clock.monotonic() - began < timeout_s / 2
+
+        quick = False
         try:
-            found = await self._store.sweep(silent_us)
-        except KvplaneError:
-            self._grace_until = self._clock.monotonic() + self._config.worker_timeout_s
-            raise
+            found = await self._store.sweep(silent_us, in_time)
+            quick = in_time()
+        finally:
+            if not quick:
+                self._grace_until = self._clock.monotonic() + timeout_s
         if found.lost:
             WORKERS_LOST.inc(len(found.lost))
             _log.warning("workers lost", worker_ids=found.lost)

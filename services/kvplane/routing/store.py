@@ -1,6 +1,6 @@
 """What storage must do for the registry and the router. Every method is one atomic step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,9 +104,10 @@ class WorkerStore(Protocol):
         """Read all that are not lost."""
         ...
 
-    async def sweep(self, silent_us: int | None) -> Sweep:
+    async def sweep(self, silent_us: int | None, in_time: Callable[[], bool]) -> Sweep:
         """Lose who has been silent for longer than `silent_us`; None loses nobody.
 
+        Nor does an answer that was not `in_time`: what came in the meantime is not in it.
         `pending` are the workers (also from before, at most 100) of whose ended epochs
         the lease service has not heard.
         """

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -204,7 +204,7 @@ class SqlWorkerStore:
 
         return await self._database.read(op)
 
-    async def sweep(self, silent_us: int | None) -> Sweep:
+    async def sweep(self, silent_us: int | None, in_time: Callable[[], bool]) -> Sweep:
         """See WorkerStore."""
         c = workers.c
 
@@ -220,6 +220,8 @@ class SqlWorkerStore:
                     .with_for_update()
                 )
                 lost = tuple(tx.connection.scalars(query))
+                if not in_time():
+                    lost = ()
                 if lost:
                     tx.connection.execute(
                         update(workers)

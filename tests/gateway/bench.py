@@ -205,6 +205,7 @@ class Control:
         self.routes, self.completes = [], []
         self.grants, self.revoked, self.released = [], [], []
         self.reports, self.renewed, self.begun = [], [], []
+        self.owned, self.listed = [], []
         self.ended = []
         self.sessions = {}
         self.histories = {}
@@ -373,6 +374,10 @@ class Control:
                     answer.ownership.CopyFrom(own)
                     return answer
         return answer
+
+    async def ListOwnerships(self, request):
+        self.listed.append(request)
+        return lease.ListOwnershipsResponse(ownerships=self.owned)
 
     async def RevokeLease(self, request):
         self.revoked.append(request.lease_id)

@@ -74,6 +74,46 @@ async def test_g06d_during_prefill(bench):
     assert bench.control.released == []
 
 
+def owned(number, *, turn=1, for_decode=True):
+    return lease.Ownership(
+        ownership_id=f"own-{number}", worker_id="prefill-0", turn=turn, for_decode=for_decode
+    )
+
+
+async def test_what_a_prefill_ends_with_after_its_client_has_left_is_freed(bench):
+    prefill, _ = await bench.pair()
+    prefill.behave = hang
+    await bench.start()
+    async with dropped(bench.url, BODY):
+        await prefill.arrived.wait()
+    # Its answer crossed the news that nobody waits for it; the report follows.
+    bench.control.owned = [owned(1), owned(2, turn=2), owned(3, for_decode=False)]
+    await eventually(lambda: bench.control.revoked, seconds=2)
+    [grant] = bench.control.grants
+    assert grant.ownership_id == "own-1"
+    assert grant.holder.worker_id == "prefill-0"
+    assert not grant.begin_read
+    assert bench.control.revoked == ["granted-1"]
+    [asked] = bench.control.listed
+    assert (asked.session_id, asked.worker_id) == ("session-0", "prefill-0")
+    assert asked.states == [lease.OWNERSHIP_STATE_HELD]
+
+
+async def test_what_a_slow_decode_lets_go_of_is_freed_too(bench):
+    _, decode = await bench.pair()
+    decode.behave = hang
+    await bench.start()
+    async with dropped(bench.url, BODY):
+        await decode.arrived.wait()
+    # What the prefill answered is freed at once if it can be; later it is looked for.
+    await eventually(lambda: bench.control.listed, seconds=2)
+    bench.control.owned = [owned(1)]
+    await eventually(lambda: len(bench.control.grants) == 2, seconds=4)
+    assert bench.control.grants[0].handle.request_id == "prefill-0-1"
+    assert bench.control.grants[1].ownership_id == "own-1"
+    assert bench.control.grants[0].request_id != bench.control.grants[1].request_id
+
+
 async def test_during_route_what_was_given_is_given_back(bench):
     prefill, _ = await bench.pair()
     bench.control.lease_next = True

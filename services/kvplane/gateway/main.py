@@ -40,7 +40,7 @@ class GatewayPart:
         self.metrics = Metrics()
         self._watch = WorkerWatch(workers, clock, config)
         self._static = StaticWorkers(workers, self._upstream, clock, config)
-        give_back = GiveBack(leases, self._watch, self._background)
+        give_back = GiveBack(leases, self._watch, self._background, clock)
         planner = Planner(
             routing, give_back, self._watch, self._background, self.metrics, clock, config
         )

@@ -64,6 +64,8 @@ class Turn:
     first_byte_s: float = 0.0
     _read: Read | None = None
     _alone: bool = False
+    # Managed prefills that have a request of this turn, or had.
+    _asked: dict[str, routing.Target] = field(default_factory=dict)
     _exclude: set[str] = field(default_factory=set)
     _prefills_failed: int = 0
     _decodes_failed: int = 0
@@ -163,6 +165,8 @@ class Turn:
                 read.end(parts.give_back, sent=sent.sent)
             elif sent.sent:
                 plan.lease = None  # the prefill's connector has it now
+                if plan.prefill.managed:
+                    self._asked[plan.prefill.worker_id] = plan.prefill
         parts.metrics.prefills.inc()
         self.prefill_worker_id = plan.prefill.worker_id
         if self.prefilled.params is not None and not plan.prefill.managed:
@@ -292,9 +296,13 @@ class Turn:
 
     def abandon(self) -> None:
         """The client has left, or was told of a failure: leave nothing behind."""
-        if self.plan is not None:
-            self._release(self.plan)
+        plan = self.plan
+        if plan is not None:
+            self._release(plan)
         self.drop_handle()
+        if plan is not None and plan.session_id:
+            for prefill in self._asked.values():
+                self.parts.give_back.turn(prefill, plan.session_id, plan.turn)
 
     def _release(self, plan: Plan) -> None:
         """Release a lease that no engine has heard of."""

@@ -155,6 +155,27 @@ async def between_the_legs(cluster: Cluster, client: Client) -> AsyncIterator[No
 
 
 @asynccontextmanager
+async def as_the_prefill_answers(cluster: Cluster, client: Client) -> AsyncIterator[None]:
+    """The gateway hears at once that the client has left and, then, that the prefill is done."""
+    gateway = cluster.services["gateway-1"]
+    try:
+        async with crowd(cluster.prefill.url, AT_ONCE):
+            client.send()
+            await eventually(client.reads)
+            gateway.freeze()
+            before = await figures(cluster.prefill.url)
+            yield
+
+        async def answered() -> bool:
+            now = await figures(cluster.prefill.url)
+            return now.answered > before.answered and not now.running
+
+        await eventually(answered)
+    finally:
+        gateway.thaw()
+
+
+@asynccontextmanager
 async def queued_at_the_decode(cluster: Cluster, client: Client) -> AsyncIterator[None]:
     """Before its first token: others are before it. They stay until all of it is gone."""
     async with crowd(cluster.decode.url, AT_ONCE):
@@ -173,6 +194,25 @@ async def queued_at_the_decode(cluster: Cluster, client: Client) -> AsyncIterato
 
         await eventually(gone, SOON)
         await eventually(lambda: at_rest(cluster), SOON)
+
+
+@asynccontextmanager
+async def queued_at_a_slow_decode(cluster: Cluster, client: Client) -> AsyncIterator[None]:
+    """It has a lease, and is in a step that takes longer than anybody waits for it."""
+    try:
+        async with crowd(cluster.decode.url, AT_ONCE):
+            client.send()
+
+            async def waits() -> bool:
+                return bool((await figures(cluster.decode.url)).waiting)
+
+            await eventually(waits)
+            cluster.decode.freeze()
+            yield
+            await asyncio.sleep(2)
+            cluster.decode.thaw()
+    finally:
+        cluster.decode.thaw()
 
 
 @asynccontextmanager
@@ -236,7 +276,9 @@ async def at_rest(cluster: Cluster) -> bool:
         (while_the_prefill_reads, False),
         (while_the_prefill_computes, False),
         (between_the_legs, False),
+        (as_the_prefill_answers, False),
         (queued_at_the_decode, False),
+        (queued_at_a_slow_decode, False),
         (while_the_decode_reads, False),
         (in_the_middle_of_the_stream, False),
         (while_the_decode_writes, False),

@@ -1,6 +1,7 @@
 """Engines that fail or hang, a control plane that is away: right answers in bounded time."""
 
 import asyncio
+import copy
 import json
 
 import pytest
@@ -303,7 +304,7 @@ async def test_nobody_known_and_nobody_to_ask():
 
 
 async def test_no_worker_left_is_503_and_an_unknown_model_404(bench):
-    await bench.pair()
+    prefill, decode = await bench.pair()
     await bench.start()
     status, raw, _ = await bench.chat(model="other")
     assert status == 404
@@ -313,11 +314,31 @@ async def test_no_worker_left_is_503_and_an_unknown_model_404(bench):
         "param": "model",
         "code": "model_not_found",
     }
-    bench.control.lose("prefill-0")
-    bench.control.lose("decode-0")
+    for engine in (prefill, decode):
+        bench.control.lose(engine.worker_id)
+        await engine.stop()
     status, _, headers = await bench.chat()
     assert status == 503
     assert "Retry-After" in headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+async def test_workers_that_only_the_registry_has_lost_still_answer(bench, known, stream):
+    """It cannot hear them; we can. Nothing is read, and nothing held."""
+    prefill, decode = await bench.pair()
+    await bench.start(refresh_interval_s=60)
+    for engine in (prefill, decode):
+        if not known:  # the gateway keeps the list from before
+            bench.control.workers[engine.worker_id] = copy.copy(
+                bench.control.workers[engine.worker_id]
+            )
+        bench.control.lose(engine.worker_id)
+    for _ in range(4):
+        assert (await bench.chat(stream=stream))[0] == 200
+    sent = prefill.requests + decode.requests
+    assert len(sent) == 4
+    assert not any("kv_transfer_params" in body for body in sent)
 
 
 async def test_a_broken_first_chunk_does_not_show_twice(bench):

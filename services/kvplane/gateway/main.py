@@ -42,7 +42,14 @@ class GatewayPart:
         self._static = StaticWorkers(workers, self._upstream, clock, config)
         give_back = GiveBack(leases, self._watch, self._background, clock)
         planner = Planner(
-            routing, give_back, self._watch, self._background, self.metrics, clock, config
+            routing,
+            give_back,
+            self._watch,
+            self._upstream,
+            self._background,
+            self.metrics,
+            clock,
+            config,
         )
         plain = PlainLeases(leases, self._upstream, self._watch, give_back, clock, config)
         parts = Parts(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -18,11 +18,16 @@ from kvplane.gateway.giveback import GiveBack
 from kvplane.gateway.metrics import Metrics
 from kvplane.gateway.request import ClientRequest
 from kvplane.gateway.tasks import Background
+from kvplane.gateway.upstream import Upstream
 from kvplane.gateway.workers import WorkerWatch
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError, NoWorker, Unavailable
 
 log = structlog.get_logger(__name__)
+
+# Lost workers that are asked, and how long each may take to answer.
+_PROBED: Final = 8
+_PROBE_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -59,12 +64,14 @@ class Planner:
         routing_service: RoutingApi,
         give_back: GiveBack,
         watch: WorkerWatch,
+        upstream: Upstream,
         background: Background,
         metrics: Metrics,
         clock: Clock,
         config: GatewayConfig,
     ) -> None:
         self._routing, self._give_back, self._watch = routing_service, give_back, watch
+        self._upstream = upstream
         self._background, self._metrics = background, metrics
         self._clock, self._config = clock, config
         self._away = False
@@ -87,7 +94,7 @@ class Planner:
             force_recompute=force_recompute or not request.one_prompt,
         )
         if self._away and not self._watch.answering:
-            return self._without_router(request, exclude)  # as it was a moment ago
+            return await self._without_router(request, exclude)  # as it was a moment ago
         sent_at = self._clock.monotonic()
         # Not cancelled with the request: a turn or a lease that was given must be
         # given back.
@@ -101,14 +108,14 @@ class Planner:
             self._away = True
             self._give_back_late(task)
             log.warning("the router does not answer in time")
-            return self._without_router(request, exclude)
+            return await self._without_router(request, exclude)
         self._metrics.route_seconds.observe(self._clock.monotonic() - sent_at)
         answer = task.result()
         self._away = answer is None or isinstance(answer, Unavailable)
         if isinstance(answer, KvplaneError):
-            return self._refused(request, exclude, answer)
+            return await self._refused(request, exclude, answer)
         if answer is None:
-            return self._without_router(request, exclude)
+            return await self._without_router(request, exclude)
         return _plan(answer, sent_at)
 
     async def _ask(
@@ -122,32 +129,47 @@ class Planner:
             log.warning("the router cannot be reached", exc_info=True)
             return None
 
-    def _refused(
+    async def _refused(
         self, request: ClientRequest, exclude: Collection[str], error: KvplaneError
     ) -> Plan:
         if isinstance(error, NoWorker):
             if not exclude and self._watch.unknown(request.model):
                 raise unknown_model(request.model) from error
-            raise error
+            plan = await self._last_resort(request, exclude)
+            if plan is None:
+                raise error
+            return plan
         failure = from_kvplane(error)
         if failure is not None:
             raise failure from error
         log.warning("going on without the router", error=error.message)
-        return self._without_router(request, exclude)
+        return await self._without_router(request, exclude)
 
-    def _without_router(self, request: ClientRequest, exclude: Collection[str]) -> Plan:
+    async def _without_router(self, request: ClientRequest, exclude: Collection[str]) -> Plan:
         self._metrics.without_control_plane.inc()
         worker = self._watch.pick(request.model, exclude)
-        if worker is None:
-            if self._watch.unknown(request.model):
-                raise unknown_model(request.model)
+        if worker is not None:
+            return _alone(worker, worker.epoch)
+        if self._watch.unknown(request.model):
+            raise unknown_model(request.model)
+        plan = await self._last_resort(request, exclude)
+        if plan is None:
             raise unavailable("No worker is known to be there; try again.")
-        target = routing.Target(
-            worker_id=worker.worker_id, epoch=worker.epoch, url=worker.url, managed=worker.managed
-        )
-        if worker.HasField("data_parallel_rank"):
-            target.headers["X-data-parallel-rank"] = str(worker.data_parallel_rank)
-        return Plan(decode=target)
+        return plan
+
+    async def _last_resort(self, request: ClientRequest, exclude: Collection[str]) -> Plan | None:
+        """Find a worker that answers though the registry calls it lost.
+
+        All of them can only be silent there when it is the registry that cannot be reached.
+        """
+        silent = self._watch.silent(request.model, exclude)[:_PROBED]
+        up = await asyncio.gather(*(self._upstream.healthy(w.url, _PROBE_S) for w in silent))
+        for worker, is_up in zip(silent, up, strict=True):
+            if is_up:
+                log.warning("a lost worker answers", worker_id=worker.worker_id)
+                # Not to be taken for lost at once: the epoch that it will begin.
+                return _alone(worker, worker.epoch + 1)
+        return None
 
     def _give_back_late(self, task: asyncio.Task[Any]) -> None:
         task.add_done_callback(self._came_late)
@@ -165,6 +187,15 @@ class Planner:
             self._background.start(
                 self._routing.Complete(routing.CompleteRequest(turn=turn)), "complete"
             )
+
+
+def _alone(worker: routing.Worker, epoch: int) -> Plan:
+    target = routing.Target(
+        worker_id=worker.worker_id, epoch=epoch, url=worker.url, managed=worker.managed
+    )
+    if worker.HasField("data_parallel_rank"):
+        target.headers["X-data-parallel-rank"] = str(worker.data_parallel_rank)
+    return Plan(decode=target)
 
 
 def _key(request: ClientRequest) -> session.SessionKey:

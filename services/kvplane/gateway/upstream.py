@@ -119,6 +119,14 @@ class Upstream:
         except orjson.JSONDecodeError:
             return None
 
+    async def healthy(self, engine: str, seconds: float) -> bool:
+        """Ask the engine at a base URL whether it is up."""
+        try:
+            status, _ = await self.get(f"{engine.rstrip('/')}/health", seconds)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+        return status == 200
+
     async def get(self, url: str, seconds: float) -> tuple[int, bytes]:
         """Return status and body. Raises aiohttp.ClientError and TimeoutError."""
         assert self._session is not None

@@ -6,7 +6,7 @@ hangs: an engine that is frozen closes no connection.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -139,19 +139,32 @@ class WorkerWatch:
 
     def pick(self, model: str, exclude: Iterable[str]) -> routing.Worker | None:
         """Return a worker that can answer alone, each in turn; decodes before prefills."""
+        able = self._able(model, exclude, (routing.WORKER_STATE_READY,))
+        decodes = [w for w in able if w.role != routing.WORKER_ROLE_PREFILL]
+        return next(iter(decodes or able), None)
+
+    def silent(self, model: str, exclude: Collection[str]) -> list[routing.Worker]:
+        """Return those that are lost; the first is another one each time.
+
+        When nobody is excluded, those too of whose loss the list may not know yet.
+        """
+        lost, ready = routing.WORKER_STATE_LOST, routing.WORKER_STATE_READY
+        return self._able(model, exclude, (lost,) if exclude else (lost, ready))
+
+    def _able(
+        self, model: str, exclude: Iterable[str], states: tuple[routing.WorkerState, ...]
+    ) -> list[routing.Worker]:
         excluded = set(exclude)
-        ready = [
+        able = [
             worker
             for worker in self._known.workers.values()
-            if worker.state == routing.WORKER_STATE_READY
+            if worker.state in states
             and worker.worker_id not in excluded
             and model in served_names(worker)
         ]
-        able = [w for w in ready if w.role != routing.WORKER_ROLE_PREFILL] or ready
-        if not able:
-            return None
         self._turn += 1
-        return able[self._turn % len(able)]
+        first = self._turn % max(len(able), 1)
+        return able[first:] + able[:first]
 
     def unknown(self, model: str) -> bool:
         """Tell whether there are workers, living or not, and none of them serves the model."""

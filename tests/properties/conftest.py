@@ -26,12 +26,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def machine_settings() -> settings:
+def machine_settings(url: str) -> settings:
     """How much is tried: the same every time, unless a profile was asked for."""
     if settings.get_current_profile_name() == "search":
         return settings()
     return settings(
-        max_examples=40,
+        max_examples=150 if url.startswith("sqlite") else 50,
         stateful_step_count=30,
         derandomize=True,
         deadline=None,

@@ -310,6 +310,12 @@ def any_call(about: About) -> st.SearchStrategy[Drawn]:
     )  # fmt: skip
 
 
+# Something to be about.
+beginnings = st.lists(
+    st.one_of(reports(), reports(), grants(), grants(), begins()), min_size=1, max_size=6
+)
+
+
 def _groups(about: About) -> st.SearchStrategy[list[tuple[Drawn, int]]]:
     return st.lists(st.tuples(any_call(about), st.integers(0, 1)), min_size=2, max_size=4)
 

@@ -20,14 +20,13 @@ class Lookups(Ending):
         expect(own and own[0], mine, "ownership")
         known = self.leases.get(call.lease_id)
         expect(lease and lease[0], known if known and known.tenant_id == call.tenant else None, "")
-        sessions = {"", call.session}
         expect(
             owns,
             _newest_first(
                 (o.reported_us, o.ownership_id, o)
                 for o in self.owns.values()
                 if o.tenant_id == call.tenant
-                and (not call.session or o.session_id in sessions)
+                and call.session in {"", o.session_id}
                 and o.state in call.states
             ),
             "ownerships",

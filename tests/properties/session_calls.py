@@ -254,6 +254,8 @@ def sweeping(kind: type[ExpireIdle] | type[ClaimFrees] | type[ForgetEnded]) -> s
     return limits.map(lambda limit: lambda known: kind(limit))
 
 
+# Something to be about.
+beginnings = st.lists(st.one_of(begins(), completes()), min_size=1, max_size=4)
 anything = st.one_of(
     begins(), begins(), begins(), completes(), completes(), creates(), referring(Get),
     referring(End), lists(), changes(), freed(), sweeping(ExpireIdle), sweeping(ClaimFrees),

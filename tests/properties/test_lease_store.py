@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from kvplane.lease.sql import tables
 from kvplane.lease.store_sql import SqlLeaseStore
 from properties import lease_drawn as drawn
@@ -30,6 +30,11 @@ class LeaseMachine(StoreMachine):
         check_change(self.rows, rows)
         self.rows = rows
         self.known.look(rows)
+
+    @initialize(made=drawn.beginnings)
+    def begin_with(self, made):
+        for call in made:
+            self.make(call, 0)
 
     @rule(call=drawn.reports(), replica=on)
     def report(self, call, replica):

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from kvplane.session.store_sql import SqlSessionStore, session_history, sessions, turns
 from properties import session_calls as calls
 from properties.machine import StoreMachine, replica_numbers
@@ -24,6 +24,11 @@ class SessionMachine(StoreMachine):
     def learn(self, rows: Rows) -> None:
         made = sorted((s.create_us, s.session_id) for s in self.model.sessions.values())
         self.known.sessions += [one for one in made if one not in self.known.sessions]
+
+    @initialize(made=calls.beginnings)
+    def begin_with(self, made):
+        for call in made:
+            self.make(call, 0)
 
     @rule(call=calls.begins(), replica=on)
     def begin(self, call, replica):

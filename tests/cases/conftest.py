@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cases.processes import Engine, Services, registered
+from cases.processes import CLOCK, Engine, Services, registered
 from demo.servers import Server, stop_all, wait_for
 
 
@@ -25,13 +25,19 @@ def start() -> Iterator[Callable[..., None]]:
 
 
 class Deployment(Services):
-    """Two replicas of each service over PostgreSQL, a prefill and two decodes."""
+    """Two replicas of each service over PostgreSQL, a prefill and two decodes.
+
+    `since` is when all engines had registered.
+    """
 
     def __init__(self, folder: Path, database: str) -> None:
         # L-01 names this margin.
         super().__init__(folder, database, replicas=2, LEASE_MARGIN_S="1")
         self.folder = folder
         self.prefill = self.engine("prefill", "prefill")
+        # Nobody ever talks to this one.
+        self.idle = self.engine("idle", "both", model="idle")
+        self.since = 0.0
         self.decodes = [self.engine(f"decode-{n}", "decode") for n in (1, 2)]
 
     def engine(self, worker_id: str, role: str, *arguments: str, **more: str) -> Engine:
@@ -43,7 +49,7 @@ class Deployment(Services):
 def deployment(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """All of it, ready."""
     whole = Deployment(tmp_path_factory.mktemp("cases"), postgres_url)
-    engines = [whole.prefill, *whole.decodes]
+    engines = [whole.prefill, whole.idle, *whole.decodes]
     servers = [*whole.servers.values(), *engines]
     try:
         for engine in engines:
@@ -51,6 +57,7 @@ def deployment(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> I
         whole.start()
         wait_for(servers, 120)
         asyncio.run(registered(whole, *(engine.name for engine in engines)))
+        whole.since = CLOCK.monotonic()
         yield whole
     finally:
         stop_all(servers)

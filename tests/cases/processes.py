@@ -40,11 +40,11 @@ class Dev(Server):
         port, http, status = free_port(), free_port(), free_port()
         self.address = f"127.0.0.1:{port}"
         self.status = f"http://127.0.0.1:{status}"
-        database = database or f"sqlite:///{folder}/{name}.db"
+        self.database = database or f"sqlite:///{folder}/{name}.db"
         super().__init__(
             name,
             [
-                *(*CLI, "dev", "--database", database),
+                *(*CLI, "dev", "--database", self.database),
                 *("--port", str(port), "--gateway-port", str(http)),
             ],
             url=f"http://127.0.0.1:{http}",

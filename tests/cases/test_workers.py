@@ -38,31 +38,6 @@ async def back_after(kv: KvplaneClient, worker_id: str, restarted: float) -> flo
     return await eventually(heard, 10)
 
 
-async def test_idle_workers_stay(deployment: Deployment, start: Callable[..., None]) -> None:
-    """T-11, LMCache#4715: healthy workers without traffic are removed, since they are heard
-    only when they serve.
-    """
-    defaults = load(None).routing
-    assert (defaults.heartbeat_interval_s, defaults.worker_timeout_s) == (INTERVAL, TIMEOUT)
-    assert defaults.heartbeat_interval_s < defaults.worker_timeout_s / 2
-    engine = deployment.engine("idle", "both", model="idle")
-    start(engine)
-    await registered(deployment, "idle")
-    async with client(deployment) as kv:
-        end = CLOCK.monotonic() + 3 * TIMEOUT
-        while CLOCK.monotonic() < end:
-            found = await worker(kv, "idle")
-            assert (found.state, found.epoch) == (READY, 1)
-            assert found.silent_for.ToMicroseconds() / 1e6 < TIMEOUT / 2
-            await CLOCK.sleep(0.5)
-        listed = await kv.workers.ListWorkers(routing.ListWorkersRequest(states=[READY]))
-        assert "idle" in {one.worker_id for one in listed.workers}
-        # What a worker is told, by a service with nothing but defaults.
-        again = routing.RegisterWorkerRequest(worker=found, instance_id="somebody")
-        answer = await kv.workers.RegisterWorker(again)
-        assert answer.heartbeat_interval.ToMicroseconds() / 1e6 == INTERVAL
-
-
 def test_a_timeout_that_heartbeats_cannot_meet_is_refused() -> None:
     """T-11: heartbeats slower than the reaper. Such settings do not start."""
     done = kvplane("serve", "routing", KVPLANE_ROUTING_WORKER_TIMEOUT_S="2")
@@ -83,7 +58,10 @@ async def test_a_restarted_control_plane_has_its_workers_back_within_an_interval
         epochs = {name: (await worker(kv, name)).epoch for name in names}
         for server in away:
             server.kill()
-        await CLOCK.sleep(1.5 * TIMEOUT)
+        # And what had been reported is lost, as after going back to an older backup.
+        for table in ("ownership_payloads", "ownerships"):
+            assert await execute(deployment, f"DELETE FROM {table}") > 0
+        await CLOCK.sleep(TIMEOUT + INTERVAL)
         for server in away:
             server.start()
         wait_for(away, 60)
@@ -91,7 +69,8 @@ async def test_a_restarted_control_plane_has_its_workers_back_within_an_interval
         for name in names:
             assert await back_after(kv, name, restarted) <= INTERVAL
             assert (await worker(kv, name)).epoch == epochs[name]
-        # What they hold is known again: the next turn reads it.
+        # What they hold is reported again: the next turn reads it.
+        await eventually(lambda: held(kv, "t11"), INTERVAL)
         assert (await talk.say("After.")).decision == "reuse"
 
 
@@ -144,13 +123,39 @@ async def deregister(_: Deployment, kv: KvplaneClient, worker_id: str) -> None:
 
 async def delete(deployment: Deployment, _: KvplaneClient, worker_id: str) -> None:
     """Somebody tidies up the table."""
+    gone = await execute(deployment, "DELETE FROM workers WHERE worker_id = :one", one=worker_id)
+    assert gone == 1
+
+
+async def execute(deployment: Deployment, statement: str, **values: str) -> int:
+    """Do something behind the services' back; return how many rows it changed."""
     engine = postgres_engine(make_url(deployment.database))
     async with engine.begin() as connection:
-        gone = await connection.execute(
-            text("DELETE FROM workers WHERE worker_id = :one"), {"one": worker_id}
-        )
-        assert gone.rowcount == 1
+        done = await connection.execute(text(statement), values)
     await engine.dispose()
+    return int(done.rowcount)
 
 
 REMOVE = {"deregistered": deregister, "deleted": delete}
+
+
+async def test_idle_workers_stay(deployment: Deployment) -> None:
+    """T-11, LMCache#4715: healthy workers without traffic are removed, since they are heard
+    only when they serve.
+    """
+    defaults = load(None).routing
+    assert (defaults.heartbeat_interval_s, defaults.worker_timeout_s) == (INTERVAL, TIMEOUT)
+    assert defaults.heartbeat_interval_s < defaults.worker_timeout_s / 2
+    await CLOCK.sleep(deployment.since + 3 * TIMEOUT - CLOCK.monotonic())
+    assert deployment.idle.state()["stats"]["requests"] == 0
+    async with client(deployment) as kv:
+        listed = await kv.workers.ListWorkers(routing.ListWorkersRequest(states=[READY]))
+        (found,) = [one for one in listed.workers if one.worker_id == "idle"]
+        # It has never been lost: it would have come back in another epoch.
+        assert found.epoch == 1
+        assert found.silent_for.ToMicroseconds() / 1e6 < TIMEOUT / 2
+        # What a worker is told, by a service with nothing but defaults.
+        again = routing.RegisterWorkerRequest(worker=found, instance_id="somebody")
+        again.worker.worker_id = "somebody"
+        answer = await kv.workers.RegisterWorker(again)
+        assert answer.heartbeat_interval.ToMicroseconds() / 1e6 == INTERVAL

@@ -237,8 +237,7 @@ class LeaseStore(Protocol):
         What time has ended is ended first, swept or not. The same request again gets the
         same lease as it now is, or the same refusal.
         Unless `final`, an absence that a report could still fill is `pending` and not
-        remembered. A refusal for an ownership that nobody has reported is not
-        remembered either: it has no tenant.
+        remembered.
 
         Raises InvalidField when request_id was used for another question.
         """

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from hypothesis import note
+from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 from properties.explain import explained
 from properties.replicas import Replicas, Rows
 
 replica_numbers = st.integers(0, 1)
+# A search takes as long as it takes. The profile is known once tests are collected.
+TIMEOUT_S = 0 if settings.get_current_profile_name() == "search" else 600
 
 
 class StoreMachine(RuleBasedStateMachine):

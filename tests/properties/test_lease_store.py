@@ -9,7 +9,7 @@ from kvplane.lease.store_sql import SqlLeaseStore
 from properties import lease_drawn as drawn
 from properties.lease_model import LeaseModel
 from properties.lease_state import CONFIG, check_change, check_rows
-from properties.machine import StoreMachine, replica_numbers
+from properties.machine import TIMEOUT_S, StoreMachine, replica_numbers
 from properties.replicas import Replicas, Rows
 from sqlalchemy import Table
 
@@ -110,7 +110,7 @@ class LeaseMachine(StoreMachine):
         self.known.now_us = self.replicas.now_us
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_lease_store(url: str, machine_settings: settings) -> None:
     stored = [table for table in vars(tables).values() if isinstance(table, Table)]
     replicas = Replicas(url, stored, lambda database: SqlLeaseStore(database, CONFIG))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from kvplane.session.store_sql import SqlSessionStore, session_history, sessions, turns
 from properties import session_calls as calls
-from properties.machine import StoreMachine, replica_numbers
+from properties.machine import TIMEOUT_S, StoreMachine, replica_numbers
 from properties.replicas import Replicas, Rows
 from properties.session_model import CONFIG, SessionModel
 
@@ -83,7 +83,7 @@ class SessionMachine(StoreMachine):
         self.pass_time(seconds)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_session_store(url: str, machine_settings: settings) -> None:
     replicas = Replicas(
         url, [sessions, turns, session_history], lambda database: SqlSessionStore(database, CONFIG)

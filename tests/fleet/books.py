@@ -192,9 +192,17 @@ class Books:
         left += [f"order {row}" for row in outbox if row.worker_id not in plain]
         return left
 
-    async def ordered_twice(self) -> list[Any]:
-        """Return what owners were told twice to free, or told to hold after that."""
-        return await self.rows(
-            "SELECT ownership_id, worker_id, count(*) FROM order_log WHERE hold_until_us = 0"
-            " GROUP BY ownership_id, worker_id, epoch HAVING count(*) > 1"
+    async def done_twice(self) -> list[Any]:
+        """Return what owners were told twice, and who did more than they were told."""
+        twice = await self.rows(
+            "SELECT ownership_id, worker_id, hold_until_us, count(*) FROM order_log"
+            " GROUP BY ownership_id, worker_id, epoch, hold_until_us HAVING count(*) > 1"
         )
+        told: Counter[tuple[str, bool]] = Counter()
+        for row in await self.rows("SELECT worker_id, hold_until_us > 0 AS hold FROM order_log"):
+            told[row.worker_id, row.hold] += 1
+        for name, state in (await self.states(self.fleet.names(managed=True))).items():
+            for hold, counter in ((False, "freed_by_order"), (True, "held_longer")):
+                if state["stats"][counter] > told[name, hold]:
+                    twice.append((name, counter, state["stats"][counter], told[name, hold]))
+        return twice

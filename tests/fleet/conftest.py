@@ -105,7 +105,7 @@ async def books(fleet: Fleet, http: aiohttp.ClientSession) -> AsyncIterator[Book
         await nothing_of(one.unfinished, 30)
         await one.end_sessions()
         await nothing_of(one.unreturned, 30)
-        assert await one.ordered_twice() == []
+        assert await one.done_twice() == []
         after = await one.states(fleet.names(managed=True))
         grown = {
             (name, counter): grew

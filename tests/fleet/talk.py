@@ -48,6 +48,8 @@ class Tally:
     appended_reused: int = 0
     # Session -> turns that read and were answered.
     by_session: Counter[str] = field(default_factory=Counter)
+    # Some of the requests.
+    sample: list[dict[str, Any]] = field(default_factory=list)
 
     def count(self, model: str, reply: Reply) -> None:
         """Take in an answer."""
@@ -132,8 +134,7 @@ class Talk:
 
     async def _talk(self, rng: random.Random) -> None:
         while self._left > 0:
-            for conversation in [self._begin(rng)]:
-                await self._converse(conversation, rng.randint(6, 24))
+            await self._converse(self._begin(rng), rng.randint(6, 24))
 
     def _begin(self, rng: random.Random) -> Conversation:
         model = rng.choices(list(MODELS), list(MODELS.values()))[0]
@@ -201,6 +202,8 @@ class Talk:
             body, one.session, gateway=one.rng.randrange(2), request_id=request_id
         )
         self.tally.count(one.model, reply)
+        if self._left % 50 == 0:
+            self.tally.sample.append(body)
         return reply
 
     async def _leave(self, one: Conversation, body: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ class Managed:
                 )
             else:
                 done = pins.free(order.request_id)
-                stats.freed_by_order += done
+                stats.freed_by_order += done and bool(order.command_id)
                 self._agent.order_done(order, done=done)
                 self._agent.report_freed([order.request_id])
 

@@ -19,6 +19,7 @@ from e2e.waiting import eventually
 from engine.harness import EngineProcess
 from faults.proxy import Links
 from faults.shifted import WallClock
+from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.client import KvplaneClient
 from runtime.processes import environment
@@ -33,6 +34,9 @@ READ_LIMIT = 3.0
 ROUTE_BOUND = 2.0
 REUSE_BOUND = 4.0
 TTL = 4.0
+# What a turn may take when nobody has to wait for an engine: Route's bound, and computing on
+# a busy machine.
+BOUND = ROUTE_BOUND + 6
 
 SETTINGS = {
     "KVPLANE_LOG_FORMAT": "json",
@@ -52,6 +56,7 @@ SETTINGS = {
 }
 SERVICES = ("session", "lease", "routing")
 GATEWAYS = ("gateway-1", "gateway-2")
+LIVE = (lease.OWNERSHIP_STATE_HELD, lease.OWNERSHIP_STATE_LEASED)
 ENGINES = {"prefill": "prefill", "decode-1": "decode", "decode-2": "decode"}
 
 
@@ -59,8 +64,8 @@ class Plane:
     """Start it with `start`, stop it with `stop`. Links are named ``client>service``."""
 
     def __init__(self, database_url: str, folder: str = "faults") -> None:
-        self._folder = ROOT / "build" / "logs" / folder
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder = ROOT / "build" / "logs" / folder
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._direct_database = database_url
         self.links = Links()
         self._ports = {name: free_port() for name in (*SERVICES, *GATEWAYS)}
@@ -96,7 +101,7 @@ class Plane:
         return through.render_as_string(hide_password=False)
 
     def _clock(self, name: str) -> WallClock:
-        clock = self.clocks[name] = WallClock(self._folder / f"{name}.clock")
+        clock = self.clocks[name] = WallClock(self.folder / f"{name}.clock")
         return clock
 
     def _add_service(self, name: str, kind: str) -> None:
@@ -117,7 +122,7 @@ class Plane:
             url=f"http://127.0.0.1:{status}",
             health="/readyz",
             env=environment(**env),
-            logs=self._folder,
+            logs=self.folder,
         )
 
     def _add_engine(self, name: str, role: str) -> None:
@@ -138,9 +143,7 @@ class Plane:
             "--debug",
         )
         url = f"http://127.0.0.1:{port}"
-        self.servers[name] = Server(
-            name, command, url=url, env=environment(), logs=self._folder
-        )
+        self.servers[name] = Server(name, command, url=url, env=environment(), logs=self.folder)
 
     def start(self) -> None:
         """Migrate, start everything, wait until it is ready."""
@@ -193,9 +196,7 @@ class Plane:
     async def client(self) -> AsyncIterator[KvplaneClient]:
         """Open a client of the control plane, past the proxies."""
         at = {name: f"127.0.0.1:{self._ports[name]}" for name in SERVICES}
-        async with KvplaneClient(
-            at["routing"], session=at["session"], lease=at["lease"]
-        ) as client:
+        async with KvplaneClient(at["routing"], session=at["session"], lease=at["lease"]) as client:
             yield client
 
     async def nothing_held(self, seconds: float) -> None:
@@ -214,7 +215,13 @@ class Plane:
         try:
             await eventually(none, seconds)
         except AssertionError:
-            raise AssertionError(f"still held after {seconds:g} s: {self.left}") from None
+            async with self.client() as client:
+                known = await client.leases.ListOwnerships(
+                    lease.ListOwnershipsRequest(states=LIVE, page_size=1000)
+                )
+            raise AssertionError(
+                f"still held after {seconds:g} s: {self.left}; the lease service has {known}"
+            ) from None
 
 
 async def debug(engine: Server, path: str = "state", **body: Any) -> dict[str, Any]:
@@ -232,4 +239,3 @@ async def debug(engine: Server, path: str = "state", **body: Any) -> dict[str, A
 def links(clients: Sequence[str], *services: str) -> list[str]:
     """Name the links of some clients to some services."""
     return [f"{client}>{service}" for client in clients for service in services]
-

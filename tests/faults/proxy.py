@@ -121,9 +121,7 @@ class Link:
         await asyncio.gather(*connections, return_exceptions=True)
         return len(connections)
 
-    async def _accepted(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refuses:
             writer.transport.abort()
             return

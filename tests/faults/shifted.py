@@ -40,7 +40,13 @@ def main() -> None:
         return seconds
 
     seconds_now, nanoseconds_now = time.time, time.time_ns
-    time.time = lambda: seconds_now() + off()
+
+    def shifted() -> float:
+        # gRPC makes deadlines of it for its core, which reads the machine's clock.
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        return seconds_now() + (0.0 if caller.startswith("grpc") else off())
+
+    time.time = shifted
     time.time_ns = lambda: nanoseconds_now() + round(off() * 1e9)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -16,6 +16,8 @@ from kvplane.kernel.errors import NotFound
 
 _WORDS = " ".join(text.read(name) for name in text.NAMES).split()
 _TURNS = 6
+# Reuse begins again within so many seconds: a grace, reconnections, and two turns.
+_BACK = 20
 _numbers = itertools.count()
 
 
@@ -115,9 +117,6 @@ class Talk:
                 except NotFound:
                     continue
 
-    def slowest(self) -> float:
-        return max(one.seconds for one in self.said)
-
 
 @dataclass
 class Running:
@@ -126,9 +125,9 @@ class Running:
     talk: Talk
     speakers: int
 
-    async def reuse_is_back(self, seconds: float) -> None:
+    async def reuse_is_back(self) -> None:
         """Wait until everybody reads again."""
-        await self.talk.reuse(seconds, self.speakers)
+        await self.talk.reuse(_BACK, self.speakers)
 
 
 @asynccontextmanager
@@ -138,18 +137,18 @@ async def talking(
     bound: float,
     patience: float | None = None,
     speakers: int = 3,
-    held: float = 4,
+    held: float = 8,
 ) -> AsyncIterator[Running]:
     """Keep conversations running around a fault.
 
     They reuse before it begins. Afterwards the sessions end, and nothing stays held for
-    longer than `held` seconds.
+    longer than `held` seconds: the registry tries again after 5 when it could not free.
     """
     talk = Talk(plane, bound, patience)
     async with httpx.AsyncClient(timeout=60) as http, asyncio.TaskGroup() as group:
         for speaker in range(speakers):
             group.create_task(talk.speak(http, speaker))
-        await talk.reuse(20, speakers)
+        await talk.reuse(_BACK, speakers)
         yield Running(talk, speakers)
         talk.over = True
     await talk.end()

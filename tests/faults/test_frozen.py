@@ -6,7 +6,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 from e2e.waiting import eventually
-from faults.plane import READ_LIMIT, REUSE_BOUND, ROUTE_BOUND, SERVICES, WORKER_TIMEOUT, Plane, debug
+from faults.plane import (
+    BOUND,
+    READ_LIMIT,
+    REUSE_BOUND,
+    SERVICES,
+    WORKER_TIMEOUT,
+    Plane,
+    debug,
+)
 from faults.talk import talking
 
 pytestmark = pytest.mark.processes
@@ -23,32 +31,32 @@ async def frozen(plane: Plane, name: str) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("name", SERVICES)
 async def test_a_service_is_frozen_and_thawed(plane: Plane, name: str) -> None:
-    async with talking(plane, bound=ROUTE_BOUND + 3) as running:
+    async with talking(plane, bound=BOUND) as running:
         async with frozen(plane, name):
             await asyncio.sleep(4)
-        await running.reuse_is_back(10)
+        await running.reuse_is_back()
 
 
 async def test_another_gateway_takes_over_from_one_that_is_frozen(plane: Plane) -> None:
-    async with talking(plane, bound=5, patience=2) as running:
+    async with talking(plane, bound=BOUND, patience=2) as running:
         async with frozen(plane, "gateway-1"):
-            await running.reuse_is_back(8)
-        await running.reuse_is_back(5)
+            await running.reuse_is_back()
+        await running.reuse_is_back()
 
 
 async def test_a_decode_is_frozen_for_longer_than_it_takes_to_be_lost(plane: Plane) -> None:
     """What waits for it goes to the other decode, and its sessions are computed there."""
-    async with talking(plane, bound=WORKER_TIMEOUT + 5) as running:
+    async with talking(plane, bound=WORKER_TIMEOUT + BOUND) as running:
         async with frozen(plane, "decode-1"):
             await asyncio.sleep(WORKER_TIMEOUT + 1)
-            await running.reuse_is_back(10)
-        await running.reuse_is_back(10)
+            await running.reuse_is_back()
+        await running.reuse_is_back()
 
 
 async def test_a_prefill_is_frozen_during_its_read(plane: Plane) -> None:
     """Its leases end and the blocks are freed; what it reads after that is thrown away."""
     prefill = plane.servers["prefill"]
-    async with talking(plane, bound=REUSE_BOUND + WORKER_TIMEOUT + 5) as running:
+    async with talking(plane, bound=REUSE_BOUND + WORKER_TIMEOUT + BOUND) as running:
         await debug(prefill, "faults", slow_reads_s=READ_LIMIT / 2)
 
         async def reads() -> bool:
@@ -58,4 +66,4 @@ async def test_a_prefill_is_frozen_during_its_read(plane: Plane) -> None:
         async with frozen(plane, "prefill"):
             await asyncio.sleep(6)
         await debug(prefill, "faults", slow_reads_s=0)
-        await running.reuse_is_back(10)
+        await running.reuse_is_back()

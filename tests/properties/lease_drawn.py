@@ -40,6 +40,9 @@ class Known:
     commands: list[tuple[str, str, CommandKey]] = field(default_factory=list)
     orders: list[GrantOrder] = field(default_factory=list)
     streams: dict[str, str] = field(default_factory=dict)
+    # Live ownerships with their owners; of those that can be leased, with their sessions.
+    live: list[tuple[str, Handle]] = field(default_factory=list)
+    held: list[tuple[Handle, str]] = field(default_factory=list)
     made: int = 0
 
     def new_id(self, prefix: str) -> str:
@@ -58,6 +61,15 @@ class Known:
     def look(self, rows: Rows) -> None:
         """Take note of what is stored."""
         self.epochs = {row["worker_id"]: row["epoch"] for row in rows["worker_epochs"]}
+        owns = sorted(rows["ownerships"], key=lambda row: row["ownership_id"])
+        handles = {o["ownership_id"]: Handle(o["engine_id"], o["request_id"]) for o in owns}
+        alive = [own for own in owns if own["state"] <= OwnershipState.LEASED]
+        self.live = [(own["worker_id"], handles[own["ownership_id"]]) for own in alive]
+        self.held = [
+            (handles[own["ownership_id"]], own["session_id"])
+            for own in alive
+            if own["state"] == OwnershipState.HELD
+        ]
         names = Lease.__dataclass_fields__
         leases = [Lease(**{n: row[n] for n in names}) for row in rows["leases"]]
         # The open ones come last: they are asked for the most.
@@ -80,8 +92,12 @@ tenants = st.sampled_from(["t1", "t1", "t1", "t2"])
 numbers = st.integers(0, len(OWNED) - 1)
 off_by = st.sampled_from([0] * 12 + [1, -1])
 holds = st.sampled_from([480.0, 480.0, 60.0, 20.0, 4.0, 2.0, 0.0])
+# Now and then the owner does not say.
+reported_holds = st.sampled_from([480.0] * 5 + [60.0, 20.0, 4.0, 2.0, 0.0, None])
+# What is rare comes last: the least is what Hypothesis likes best.
+odds = st.integers(0, 15)
 ttls = st.sampled_from([0.0, 0.0, 1.0, 5.0, 60.0]).map(micros)
-places = st.integers(0, 3)
+places = st.sampled_from([0, 0, 1, 2, 3])
 # How long before now it was sent at the latest; None: anchor of the future.
 ages = st.sampled_from([None, None, 0.0, 3.0])
 
@@ -95,6 +111,7 @@ class About:
     sessions: st.SearchStrategy[str] = sessions
     # Of leases and commands.
     places: st.SearchStrategy[int] = places
+    holds: st.SearchStrategy[float | None] = reported_holds
 
     @property
     def several(self) -> st.SearchStrategy[list[int]]:
@@ -115,25 +132,25 @@ def sent_by(known: Known, age: float | None) -> int:
 @st.composite
 def reports(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
     worker, off, age = draw(about.owners), draw(off_by), draw(ages)
-    stranger, on_stream = draw(st.integers(0, 15)), draw(st.integers(0, 7))
+    stranger, on_stream = draw(odds), draw(odds)
     items = []
     for number in draw(about.several):
         session, turn, for_decode = OWNED[number]
         # Now and then somebody else's.
-        whose = handle("d1" if stranger == 1 else worker, number)
+        whose = handle("d1" if stranger == 15 else worker, number)
         own = Ownership(
-            whose.ownership_id, "t2" if stranger == 2 else "t1", session, turn, worker, 0,
+            whose.ownership_id, "t2" if stranger == 14 else "t1", session, turn, worker, 0,
             whose.engine_id, whose.request_id, 40, 16, "c", True, for_decode, 0,
             OwnershipState.HELD, 0,
         )  # fmt: skip
-        hold = draw(st.one_of(holds, holds, holds, st.none()))
+        hold = draw(about.holds)
         hold_us = None if hold is None else micros(hold)
         items.append(ReportedItem(own, Payload(b"params", b"digests"), hold_us))
 
     def resolve(known: Known) -> calls.Report:
         epoch = known.epoch(worker, off)
         reported = [replace(item, ownership=replace(item.ownership, epoch=epoch)) for item in items]
-        stream = {0: "stream-none", 1: known.streams.get(worker)}.get(on_stream)
+        stream = {15: "stream-none", 14: known.streams.get(worker)}.get(on_stream)
         return calls.Report(worker, epoch, sent_by(known, age), reported, stream)
 
     return resolve
@@ -150,18 +167,20 @@ def withdrawals(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
 @st.composite
 def hellos(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
     worker, off = draw(about.owners), draw(off_by)
-    held = [handle(worker, n) for n in draw(st.lists(about.numbers, max_size=6))]
+    held = [handle(worker, n) for n in draw(st.lists(about.numbers, max_size=3))]
+    forgets = draw(odds) > 11
 
     def resolve(known: Known) -> calls.Hello:
         known.streams[worker] = known.new_id("stream")
-        return calls.Hello(worker, known.epoch(worker, off), known.streams[worker], held)
+        kept = [] if forgets else [whose for owner, whose in known.live if owner == worker]
+        return calls.Hello(worker, known.epoch(worker, off), known.streams[worker], held + kept)
 
     return resolve
 
 
 @st.composite
 def epoch_ends(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
-    worker, off = draw(st.one_of(about.owners, readers)), draw(st.sampled_from([1, 1, 0, -1]))
+    worker, off = draw(st.one_of(about.owners, readers)), draw(st.sampled_from([0, 0, -1, 1]))
     return lambda known: calls.EndEpoch(worker, known.epoch(worker, off))
 
 
@@ -169,23 +188,26 @@ def epoch_ends(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
 def grants(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
     reader, off, ttl_us = draw(readers), draw(off_by), draw(ttls)
     session, owner, number = draw(about.sessions), draw(about.owners), draw(about.numbers)
-    by_session, tenant, final = draw(st.booleans()), draw(tenants), draw(st.integers(0, 3)) > 0
+    by_session, tenant, final = draw(st.booleans()), draw(tenants), draw(odds) < 12
     compatibility = draw(st.sampled_from(["c"] * 7 + ["x"]))
     min_tokens, begin = draw(st.sampled_from([0, 0, 0, 40, 41])), draw(st.booleans())
-    # Most requests are new ones; 0 is an old one once more, 1 another one under an old id.
-    again, place = draw(st.integers(0, 5)), draw(places)
+    # Most ask for what there is. Some ask as before, or for another thing under an old id.
+    aimed, again, place = draw(odds) < 11, draw(odds), draw(places)
 
     def resolve(known: Known) -> calls.Grant:
         old = known.orders[-1 - place % len(known.orders)] if known.orders else None
         lease_id = known.new_id("lease")
-        if old is not None and again == 0:
+        if old is not None and again >= 14:
             return calls.Grant(old, lease_id, final)
+        owned, where = handle(owner, number), session
+        if aimed and known.held:
+            owned, where = known.held[place % len(known.held)]
         order = GrantOrder(
-            request_id=old.request_id if old and again == 1 else known.new_id("ask"),
-            tenant_id=tenant if by_session or not begin else None,
+            request_id=old.request_id if old and again == 13 else known.new_id("ask"),
+            tenant_id=tenant if by_session or final else None,
             holder=Holder(reader, known.epoch(reader, off), compatibility),
-            ownership_id="" if by_session else handle(owner, number).ownership_id,
-            session_id=session if by_session else "",
+            ownership_id="" if by_session else owned.ownership_id,
+            session_id=(where or session) if by_session else "",
             ttl_us=ttl_us,
             min_tokens=min_tokens,
             begin_read=begin,
@@ -201,19 +223,19 @@ def of_leases(
     draw: st.DrawFn, about: About = ANYTHING
 ) -> Callable[[Known], tuple[list[LeaseRef], Holder]]:
     """Draw leases and who names them: mostly their holder, with the right token."""
-    wrong, outcome = draw(st.integers(0, 15)), st.sampled_from(list(Outcome))
+    wrong, outcome = draw(odds), st.sampled_from(list(Outcome))
     picked = draw(st.lists(st.tuples(about.places, outcome), min_size=1, max_size=4))
 
     def resolve(known: Known) -> tuple[list[LeaseRef], Holder]:
         first = known.lease(picked[0][0])
-        worker = "p2" if wrong == 0 else first.holder_worker_id
-        epoch = first.holder_epoch + (wrong == 1)
+        worker = "p2" if wrong == 15 else first.holder_worker_id
+        epoch = first.holder_epoch + (wrong == 14)
         refs = [
-            LeaseRef(lease.lease_id, lease.fencing_token + (wrong == 2), outcome)
+            LeaseRef(lease.lease_id, lease.fencing_token + (wrong == 13), outcome)
             for place, outcome in picked
             for lease in [known.lease(place)]
         ]
-        return refs, Holder(worker, epoch, "x" if wrong == 3 else "c")
+        return refs, Holder(worker, epoch, "x" if wrong == 12 else "c")
 
     return resolve
 
@@ -264,7 +286,7 @@ def extensions(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
 @st.composite
 def acknowledgements(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
     place, hold, age, off = draw(about.places), draw(holds), draw(ages), draw(off_by)
-    done = draw(st.integers(0, 3)) > 0
+    done = draw(odds) < 12
 
     def resolve(known: Known) -> calls.Acknowledge:
         none = ("d1", "command-none", ("own-none", 1, ""))
@@ -310,10 +332,19 @@ def any_call(about: About) -> st.SearchStrategy[Drawn]:
     )  # fmt: skip
 
 
-# Something to be about.
-beginnings = st.lists(
-    st.one_of(reports(), reports(), grants(), grants(), begins()), min_size=1, max_size=6
-)
+def _beginnings() -> st.SearchStrategy[list[Drawn]]:
+    """Draw something to be about: things that are held for long, and some leases on them."""
+    held = About(holds=st.just(480.0))
+    uses = st.one_of(grants(held), grants(held), begins(held), renewals(held))
+    return st.builds(
+        lambda one, other, more: [one, other, *more],
+        reports(held),
+        reports(held),
+        st.lists(uses, min_size=1, max_size=5),
+    )
+
+
+beginnings = _beginnings()
 
 
 def _groups(about: About) -> st.SearchStrategy[list[tuple[Drawn, int]]]:

@@ -56,6 +56,10 @@ class LeaseMachine(StoreMachine):
     def grant(self, call, replica):
         self.make(call, replica)
 
+    @rule(call=drawn.grants(), replica=on)
+    def grant_more(self, call, replica):
+        self.make(call, replica)
+
     @rule(call=drawn.begins(), replica=on)
     def begin_read(self, call, replica):
         self.make(call, replica)

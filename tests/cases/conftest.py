@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from cases.processes import CLOCK, Engine, Services, registered
+from db.postgres import Postgres, postgres, url
 from demo.servers import Server, stop_all, wait_for
+
+__all__ = ["postgres", "url"]
 
 
 @pytest.fixture
@@ -46,9 +49,12 @@ class Deployment(Services):
 
 
 @pytest.fixture(scope="session")
-def deployment(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(
+    postgres: Postgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
     """All of it, ready."""
-    whole = Deployment(tmp_path_factory.mktemp("cases"), postgres_url)
+    database = asyncio.run(postgres.new_database())
+    whole = Deployment(tmp_path_factory.mktemp("cases"), database)
     engines = [whole.prefill, whole.idle, *whole.decodes]
     servers = [*whole.servers.values(), *engines]
     try:

@@ -37,6 +37,7 @@ class Talk:
     model: str
     gateway: int = 1
     messages: list[dict[str, str]] = field(default_factory=list)
+    last: Answer | None = None
 
     def body(self, **more: Any) -> dict[str, Any]:
         """Return the request for the next answer."""
@@ -58,16 +59,24 @@ class Talk:
                 headers={"x-session-id": self.session},
             )
             assert got.status_code == 200, got.text
-            choice = got.json()["choices"][0]
-            if right:
-                wanted = await http.post(
-                    f"{self.prefill.url}/v1/chat/completions", json=self.body()
-                )
-                assert choice["token_ids"] == wanted.json()["choices"][0]["token_ids"]
-                assert len(choice["token_ids"]) == ANSWER_TOKENS
+        choice = got.json()["choices"][0]
         self.messages.append({"role": "assistant", "content": choice["message"]["content"]})
         decision, _, reason = got.headers["x-kvplane-decision"].partition("; reason=")
-        return Answer(choice["token_ids"], decision, reason)
+        self.last = Answer(choice["token_ids"], decision, reason)
+        if right:
+            await self.check()
+        return self.last
+
+    async def check(self) -> None:
+        """Prove the last answer against a cold run."""
+        assert self.last is not None
+        *before, _ = self.messages
+        async with httpx.AsyncClient(timeout=60) as http:
+            cold = await http.post(
+                f"{self.prefill.url}/v1/chat/completions", json=self.body(messages=before)
+            )
+        assert self.last.token_ids == cold.json()["choices"][0]["token_ids"]
+        assert len(self.last.token_ids) == ANSWER_TOKENS
 
 
 async def session_of(kv: KvplaneClient, name: str) -> sessions.Session:

@@ -13,11 +13,12 @@ from demo.servers import Server, stop_all, wait_for
 from e2e.waiting import eventually
 from gateway.bench import dropped
 from kvplane.api.lease.v1 import lease_pb2 as lease
+from lease.harness import to_seconds
 
 pytestmark = pytest.mark.processes
 
 Start = Callable[..., None]
-REFUSED = lease.RefusalReason
+HOLD = 8
 PROMPT = {"messages": [{"role": "user", "content": words(4)}], "max_tokens": 4}
 
 
@@ -32,51 +33,51 @@ async def test_a_read_is_declined_when_its_blocks_may_not_last(
     decode = deployment.engine("brief-d", "decode", "--decoder-kv-blocks-ttl", "9", model="brief")
     start(prefill, decode)
     await registered(deployment, prefill.name, decode.name)
-    talks = [Talk(deployment, prefill, f"l01-{n}", "brief") for n in range(3)]
+    talks = [Talk(deployment, prefill, f"l01-{n}", "brief") for n in range(4)]
     async with client(deployment) as kv:
         await asyncio.gather(*(talk.say(words(n), right=False) for n, talk in enumerate(talks)))
-        ends = []
+        owned, ends = [], []
         for talk in talks:
-            owned = (await eventually(lambda talk=talk: held(kv, talk.session)))[0]
-            left = owned.hold.ToMicroseconds() / 1e6
-            assert left <= 8
-            ends.append(CLOCK.monotonic() + left)
+            (one,) = await eventually(lambda talk=talk: held(kv, talk.session))
+            assert to_seconds(one.hold) <= HOLD
+            ends.append(CLOCK.monotonic() + to_seconds(one.hold))
+            owned.append(one)
 
-        async def until(talk: int, second: float) -> float:
-            """Wait for that second of a hold's eight; return when it ends."""
-            await CLOCK.sleep(max(0.0, ends[talk] - 8 + second - CLOCK.monotonic()))
-            return ends[talk]
+        async def until(talk: int, second: float) -> None:
+            """Wait for that second of a hold's eight."""
+            await CLOCK.sleep(max(0.0, ends[talk] - HOLD + second - CLOCK.monotonic()))
 
-        async def ask(talk: int, ttl: int) -> lease.GrantLeaseResponse:
+        async def ask(talk: int, request_id: str) -> lease.GrantLeaseResponse:
+            """Ask for a lease that needs 2 s."""
             request = lease.GrantLeaseRequest(
-                request_id=f"l01-{talk}-{CLOCK.monotonic()}",
-                session_id=(await held(kv, talks[talk].session, *STATES))[0].session_id,
-                holder=lease.Holder(worker_id=prefill.name, epoch=1, compatibility=SAME[0]),
+                request_id=request_id,
+                session_id=owned[talk].session_id,
+                holder=lease.Holder(
+                    worker_id=prefill.name, epoch=1, compatibility=owned[talk].compatibility
+                ),
             )
-            request.ttl.FromSeconds(ttl)
+            request.ttl.FromSeconds(2)
             return await kv.leases.GrantLease(request)
 
-        SAME.append((await held(kv, talks[0].session))[0].compatibility)
-        # At 4 s, one that needs 2 s, and one that would like to have 10.
-        end = await until(0, 4)
-        granted = (await ask(0, 2)).lease
+        # At 4 s, one that needs 2 s, and a turn that would like to have 10.
+        await until(0, 4)
+        granted = (await ask(0, "l01-early")).lease
         assert granted.state == lease.LEASE_STATE_GRANTED
-        assert 1.5 < granted.ttl.ToMicroseconds() / 1e6 <= 2
-        assert CLOCK.monotonic() + granted.ttl.ToMicroseconds() / 1e6 <= end
+        assert 1.5 < to_seconds(granted.ttl) <= 2
+        assert CLOCK.monotonic() + to_seconds(granted.ttl) <= ends[0]
         assert (await talks[1].say("In time.")).decision == "reuse"
-        # At 7.5 s: it would end within the margin.
-        await until(2, 7.5)
-        late = await talks[2].say("Late.")
+        # At 7.5 s: it would end within the margin. So it would for a turn at 7 s.
+        await until(2, 7)
+        late = await talks[2].say("Late.", right=False)
         assert (late.decision, late.reason) == ("recompute", "expiring")
+        await until(3, 7.5)
+        assert (await ask(3, "l01-late")).refusal_reason == lease.REFUSAL_REASON_EXPIRING
+        await talks[2].check()
         # At 9 s.
         await until(0, 9)
-        assert (await ask(0, 2)).refusal_reason == lease.REFUSAL_REASON_NOT_HELD
+        assert (await ask(0, "l01-gone")).refusal_reason == lease.REFUSAL_REASON_NOT_HELD
         gone = await talks[0].say("Too late.")
         assert (gone.decision, gone.reason) == ("recompute", "nothing_held")
-
-
-STATES = (1, 2, 3, 4, 5)
-SAME: list[str] = []
 
 
 @pytest.mark.parametrize(("policy", "decision"), [("", "recompute"), ("60", "reuse")])
@@ -94,7 +95,7 @@ async def test_an_owner_that_names_no_expiry_is_declined_unless_policy_says(
     talk = Talk(plane, prefill, "unknown", MODEL)
     await talk.say(words(7))
     async with client(plane) as kv:
-        await eventually(lambda: held(kv, "unknown", *STATES))
+        await eventually(lambda: held(kv, "unknown", *lease.OwnershipState.values()[1:]))
         assert (await talk.say("And?")).decision == decision
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from cases.processes import CLOCK, KINDS, Dev, Services, client, kvplane
 from cases.wire import grant, holder, renew, report
-from db.postgres import Postgres, postgres, url
+from db.postgres import Postgres
 from demo.servers import Server, stop_all, wait_for
 from e2e.waiting import eventually
 from kvplane.api.lease.v1 import lease_pb2 as lease
@@ -19,8 +19,6 @@ from kvplane.api.session.v1 import session_pb2 as sessions
 from kvplane.client import KvplaneClient
 from kvplane.db.database import Database
 from sqlalchemy import text
-
-__all__ = ["postgres", "url"]
 
 pytestmark = pytest.mark.processes
 

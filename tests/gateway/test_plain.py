@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 from gateway.bench import OUTPUT_IDS, PROMPT_IDS, Bench, eventually
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
@@ -84,6 +85,20 @@ async def test_one_that_stops_is_registered_again_when_it_comes_back(plain):
     assert len(bench.control.registered) == before
     await prefill.start(port)
     await eventually(lambda: len(bench.control.registered) == before + 1)
+
+
+async def test_a_decode_that_reads_nothing_is_not_asked_to_hold(plain):
+    bench, prefill, decode = plain
+
+    async def fail(request, body):
+        return web.Response(status=500)
+
+    prefill.behave = fail
+    status, _, _ = await bench.chat()
+    assert status == 200
+    # vLLM would pin its blocks and never let go of them, whatever its settings say.
+    assert "kv_transfer_params" not in decode.requests[-1]
+    assert [r for r in bench.control.reports if r.ownerships] == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -208,7 +223,7 @@ async def test_a_decode_with_other_tokens_reads_nothing(plain):
     bench, _, decode = plain
     decode.tokens = [5, *PROMPT_IDS[1:]]
     assert (await bench.chat())[0] == 200
-    assert "remote_block_ids" not in decode.requests[0]["kv_transfer_params"]
+    assert "kv_transfer_params" not in decode.requests[0]
     await eventually(lambda: bench.control.released)
     assert bench.control.released == [("granted-1", UNUSED)]
 

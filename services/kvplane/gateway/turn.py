@@ -222,10 +222,8 @@ class Turn:
             params = {**prefilled.params, **(plan.decode_params if plan.decode.managed else {})}
         elif plan.decode.managed and plan.decode_params:
             params = plan.decode_params
-        elif self._reports_decode and not self.request.stream:
-            # Anything makes an engine hold its blocks for the next turn. Not for a stream:
-            # some versions do not name in it what they hold.
-            params = {"do_remote_prefill": False, "do_remote_decode": False}
+        # A plain engine that reads nothing is not asked to hold: vLLM's worker half forgets
+        # such a request, and its blocks would stay pinned for ever.
         body = self.request.decode_body(
             params, usage=self.asks_usage, token_ids=self.asks_token_ids
         )

@@ -95,7 +95,7 @@ class Cluster:
             kv_cache_bytes=32 << 20,
             prefix_caching=prefix_caching,
             # A test brings a reasoning model's template. A long prompt takes several steps.
-            arguments=["--trust-request-chat-template", "--max-num-batched-tokens", "512"],
+            arguments=["--trust-request-chat-template", "--max-num-batched-tokens", "128"],
             connector_module="kvplane_vllm.connector",
             connector_config={
                 "decoder_kv_blocks_ttl": HOLD_SECONDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from e2e.chat import Chat
 from e2e.cluster import Cluster, Postgres, default_logs
-from e2e.leftovers import end_sessions, nothing_is_left
+from e2e.leftovers import end_sessions, errors, nothing_is_left
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +36,27 @@ def patience() -> float:
     return 10.0
 
 
+@pytest.fixture
+def engines_may_complain() -> bool:
+    """Whether a test does what an engine logs an error for."""
+    return False
+
+
 @pytest.fixture(autouse=True)
-async def _nothing_is_left(request: pytest.FixtureRequest, patience: float) -> AsyncIterator[None]:
+async def _nothing_is_left(
+    request: pytest.FixtureRequest, patience: float, engines_may_complain: bool
+) -> AsyncIterator[None]:
     """Whatever a test did: once its sessions have ended, no engine holds anything."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
+    logs = {one.log_path: one.log_path.stat().st_size for one in (cluster.prefill, cluster.decode)}
     yield
-    if "cluster" in request.fixturenames:
-        cluster = request.getfixturevalue("cluster")
-        await end_sessions(cluster)
-        await nothing_is_left(cluster, patience)
+    await end_sessions(cluster)
+    await nothing_is_left(cluster, patience)
+    if not engines_may_complain:
+        assert [line for log, begin in logs.items() for line in errors(log, begin)] == []
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Nothing stays behind when traffic has ended: no lease, no hold, no request."""
 
 import asyncio
+import re
+from pathlib import Path
 
 from e2e.chat import control
 from e2e.cluster import Cluster
@@ -11,6 +13,7 @@ from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client import KvplaneClient
 
 _MANY = 1000
+_ERROR = re.compile(r"\bERROR\b|Traceback")
 _LIVE = (lease.LEASE_STATE_GRANTED, lease.LEASE_STATE_READING)
 _DRAINING = (lease.LEASE_STATE_REVOKED, lease.LEASE_STATE_LOST)
 _HELD = (lease.OWNERSHIP_STATE_HELD, lease.OWNERSHIP_STATE_LEASED)
@@ -72,3 +75,11 @@ async def nothing_is_left(cluster: Cluster, seconds: float) -> None:
         if loop.time() > end:
             raise AssertionError(f"after {seconds} s there is still: " + "; ".join(found))
         await asyncio.sleep(0.2)
+
+
+def errors(log: Path, begin: int) -> list[str]:
+    """Return the errors that an engine has logged after so many bytes."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        text = file.read().decode(errors="replace")
+    return [line for line in text.splitlines() if _ERROR.search(line)]

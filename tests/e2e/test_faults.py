@@ -20,6 +20,12 @@ def patience() -> float:
     return 45.0
 
 
+@pytest.fixture
+def engines_may_complain() -> bool:
+    """Their peers die."""
+    return True
+
+
 @pytest.fixture(autouse=True)
 async def _whole_again(cluster: Cluster) -> AsyncIterator[None]:
     """The next test finds everything up."""

@@ -55,7 +55,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
             kv_cache_bytes=32 << 20,
             prefix_caching=role == "decode",
             failure_policy="recompute",
-            connector_config={"decoder_kv_blocks_ttl": HOLD_SECONDS},
+            connector_config={
+                "decoder_kv_blocks_ttl": HOLD_SECONDS,
+                "kv_lease_duration": HOLD_SECONDS,
+            },
         ).server(default_logs())
         static.append(
             {
@@ -68,6 +71,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
                 "kv_port": kv_port,
                 "bidirectional": True,
                 "decode_hold_s": HOLD_SECONDS,
+                "prefill_hold_s": HOLD_SECONDS,
             }
         )
     folder: Path = tmp_path_factory.mktemp("plain")

@@ -7,7 +7,8 @@ backend below it is ours: a transaction is atomic and takes time before and afte
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import CodeType
 from typing import Any, Final
@@ -21,6 +22,7 @@ from kvplane.db.failures import InDoubt
 from kvplane.db.metadata import metadata
 from kvplane.kernel.errors import KvplaneError
 from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError
 
 from simulation.loop import SimClock
 
@@ -28,7 +30,62 @@ _LEASE: Final = "kvplane/lease/"
 
 
 @cache
-def _connection() -> tuple[Any, Any]:
+def _named(names: tuple[str, ...]) -> Any:
+    return namedtuple("Row", names)
+
+
+class _Rows:
+    """A cursor, as SQLAlchemy's results are used."""
+
+    __slots__ = ("_cursor", "all", "rowcount")
+
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._cursor = cursor
+        self.all, self.rowcount = cursor.fetchall, cursor.rowcount
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._cursor)
+
+    def first(self) -> Any:
+        """Return the first row, its columns by their names too."""
+        row = self._cursor.fetchone()
+        if row is None:
+            return None
+        return _named(tuple(column[0] for column in self._cursor.description))._make(row)
+
+    def scalars(self) -> Iterator[Any]:
+        """Yield the first column."""
+        return (row[0] for row in self._cursor)
+
+    def scalar(self) -> Any:
+        """Return the first column of the first row."""
+        row = self._cursor.fetchone()
+        return None if row is None else row[0]
+
+
+class _Connection:
+    """SQLAlchemy's connection; prepared statements go straight to the driver."""
+
+    def __init__(self, connection: Any, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+        self.dialect = connection.dialect
+        self.execute, self.scalar, self.scalars = (
+            connection.execute, connection.scalar, connection.scalars
+        )  # fmt: skip
+
+    def exec_driver_sql(self, sql: str, arguments: Any = ()) -> _Rows:
+        """Run a statement, or many times when there is a list of arguments."""
+        run = self._raw.executemany if isinstance(arguments, list) else self._raw.execute
+        try:
+            return _Rows(run(sql, arguments))
+        except sqlite3.Error as error:
+            raise DBAPIError.instance(
+                sql, arguments, error, sqlite3.Error, dialect=self.dialect
+            ) from error
+
+
+@cache
+def _connection() -> tuple[_Connection, sqlite3.Connection]:
     """Return the process's one connection, and the driver's below it.
 
     One engine for all worlds: its cache of compiled statements is what makes them quick.
@@ -41,7 +98,9 @@ def _connection() -> tuple[Any, Any]:
     connection = engine.connect()
     # For SQLAlchemy this is one transaction that never ends; ours are below it.
     metadata.create_all(connection)
-    return connection, connection.connection.driver_connection
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, sqlite3.Connection)
+    return _Connection(connection, raw), raw
 
 
 class Store:
@@ -57,6 +116,7 @@ class Store:
         self.in_doubt = 0.0  # the chance that a commit's answer gets lost
         self.transactions = 0
         self._views: dict[Any, Any] = {}
+        self._version = 0  # of what the lease service stores
         self.watch: Callable[[], None] = lambda: None
 
     async def pause(self, most_s: float) -> None:
@@ -78,6 +138,7 @@ class Store:
         self.raw.execute("COMMIT")
         changed = write and self.raw.total_changes != changes
         if changed and any(_LEASE in _code(each).co_filename for each in operations):
+            self._version += 1
             self.watch()
         return outcomes
 
@@ -86,17 +147,19 @@ class Store:
         if "watch" not in _code(operation).co_names:
             return self.execute([operation], write=False)[0]
         cells = tuple(repr(cell.cell_contents) for cell in operation.__closure__ or ())
+        version, seen, view = self._views.get(cells, (-1, None, None))
+        if version == self._version:
+            return view
         # All that it depends on.
         rows = (
             self.select("SELECT * FROM worker_epochs"),
             self.select("SELECT * FROM lease_commands"),
         )
-        seen, view = self._views.get(cells, (None, None))
         if seen != rows:
             view = self.execute([operation], write=False)[0]
-            ages = any(c.hold_us is not None for one in view.values() for c in one.commands)
-            if not ages:  # an order to hold longer asks for less each time
-                self._views[cells] = rows, view
+            if any(c.hold_us is not None for one in view.values() for c in one.commands):
+                return view  # an order to hold longer asks for less each time
+        self._views[cells] = self._version, rows, view
         return view
 
     def select(self, query: str, *args: Any) -> list[Any]:

@@ -78,7 +78,8 @@ class Engine:
                 await asyncio.sleep(0.02 + self._rng.random() * 0.05)
                 continue
             self._kick.clear()
-            timer = self.loop.call_later(0.3, self._kick.set)
+            # What is held must be looked at; without anything held only late orders may come.
+            timer = self.loop.call_later(0.3 if self.pins else 1.0, self._kick.set)
             await self._kick.wait()
             timer.cancel()
 

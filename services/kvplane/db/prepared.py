@@ -6,7 +6,7 @@ results: SQLite's booleans come back as 0 and 1.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -14,17 +14,21 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Insert,
+    LargeBinary,
     String,
     Table,
     any_,
     bindparam,
     column,
-    text,
+    func,
+    select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ClauseElement
 
 from kvplane.db.database import Tx
+
+_IsListed = Callable[[ColumnElement[Any]], ColumnElement[bool]]
 
 
 class Prepared:
@@ -72,17 +76,55 @@ def insert_ignore(table: Table) -> Prepared:
     return Prepared(build)
 
 
-def is_listed(key: ColumnElement[str], is_postgres: bool) -> ColumnElement[bool]:
-    """Return the condition that `key` is in the parameter `ids`, made by `id_list`.
+class PreparedBlobs:
+    """A statement with one list of bytes, made by `build(is_postgres, is_listed)`.
 
-    One parameter whatever the length, so the statement's text never changes.
+    SQLite has no such parameter (JSON holds no bytes), so there is a text for each length,
+    filled up to a power of two.
+    """
+
+    def __init__(self, build: Callable[[bool, _IsListed], ClauseElement]) -> None:
+        self._build = build
+        self._sized: dict[int, Prepared] = {}
+
+    def one(
+        self, tx: Tx, blobs: Collection[bytes], **values: Any
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Run it with this list, which must not be empty."""
+        listed = list(blobs)
+        if tx.is_postgres:
+            return self._for(0).one(tx, blobs=listed, **values)
+        size = 1 << (len(listed) - 1).bit_length()
+        listed += listed[:1] * (size - len(listed))
+        named = {f"blob_{i}": blob for i, blob in enumerate(listed)}
+        return self._for(size).one(tx, **named, **values)
+
+    def _for(self, size: int) -> Prepared:
+        found = self._sized.get(size)
+        if found is None:
+            one_by_one = [bindparam(f"blob_{i}", type_=LargeBinary()) for i in range(size)]
+
+            def is_listed(key: ColumnElement[Any]) -> ColumnElement[bool]:
+                if size:
+                    return key.in_(one_by_one)
+                return key == any_(bindparam("blobs", type_=ARRAY(LargeBinary)))
+
+            found = Prepared(lambda is_postgres: self._build(is_postgres, is_listed))
+            self._sized[size] = found
+        return found
+
+
+def is_listed(key: ColumnElement[Any], is_postgres: bool, name: str = "ids") -> ColumnElement[bool]:
+    """Return the condition that `key` is in the parameter `name`, made by `id_list`.
+
+    One parameter whatever the length, so the statement's text never changes. Not for bytes.
     """
     if is_postgres:
-        return key == any_(bindparam("ids", type_=ARRAY(String)))
-    listed = text("SELECT value FROM json_each(:ids)").columns(column("value", String))
-    return key.in_(listed)
+        return key == any_(bindparam(name, type_=ARRAY(key.type)))
+    listed = func.json_each(bindparam(name, type_=String)).table_valued(column("value", key.type))
+    return key.in_(select(listed.c.value))
 
 
-def id_list(tx: Tx, ids: Sequence[str]) -> Any:
+def id_list(tx: Tx, ids: Iterable[str | int]) -> Any:
     """Return the parameter for `is_listed`."""
     return list(ids) if tx.is_postgres else json.dumps(list(ids))

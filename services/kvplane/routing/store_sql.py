@@ -1,87 +1,69 @@
-"""Tables `workers` and `routes`, on SQLite and PostgreSQL."""
+"""The registry's and the routes' storage over SQLite and PostgreSQL."""
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    bindparam,
-    delete,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import Table, bindparam, delete, literal_column, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kvplane.db.database import MAX_BATCH, Database, Tx
-from kvplane.db.metadata import metadata
+from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.kernel.errors import NotFound
 from kvplane.kernel.gathering import gathered
 from kvplane.routing import domain
-from kvplane.routing.domain import Compatibility, Load, Profile, Role, State, Worker
+from kvplane.routing.domain import Load, Profile, State, Worker
 from kvplane.routing.store import Beat, BeatAnswer, Live, RouteKey, Seen, Sweep, WorkerFilter
+from kvplane.routing.tables import WORKER_COLUMNS, routes, worker_of, worker_values, workers
 
 _PENDING_AT_ONCE = 100
 _PURGED_AT_ONCE = 10_000
 
-workers = Table(
-    "workers",
-    metadata,
-    Column("worker_id", String(128), primary_key=True),
-    Column("instance_id", String(128), nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("state", Integer, nullable=False),
-    Column("role", Integer, nullable=False),
-    Column("url", String(512), nullable=False),
-    Column("kv_host", String(256), nullable=False),
-    Column("kv_port", Integer, nullable=False),
-    Column("engine_id", String(256), nullable=False),
-    Column("data_parallel_rank", Integer, nullable=True),
-    Column("model", String(256), nullable=False),
-    Column("revision", String(256), nullable=False),
-    Column("block_size", Integer, nullable=False),
-    Column("kv_layout", String(256), nullable=False),
-    Column("kv_dtype", String(256), nullable=False),
-    Column("engine_version", String(256), nullable=False),
-    Column("bidirectional", Boolean, nullable=False),
-    Column("managed", Boolean, nullable=False),
-    Column("max_model_len", BigInteger, nullable=False),
-    Column("recompute_threshold", Integer, nullable=False),
-    # A JSON list.
-    Column("served_models", String, nullable=False),
-    Column("running", Integer, nullable=False),
-    Column("waiting", Integer, nullable=False),
-    Column("kv_usage", Float, nullable=False),
-    Column("held", Integer, nullable=False),
-    Column("last_beat_us", BigInteger, nullable=False),
-    Column("void_below", BigInteger, nullable=False),
-    Column("voided_below", BigInteger, nullable=False),
-    # Lost workers stay (their epochs must never begin again at 1) and may become many.
-    Index(None, "state", "last_beat_us"),
-)
+__all__ = ["SqlRouteStore", "SqlWorkerStore", "routes", "workers"]
 
-routes = Table(
-    "routes",
-    metadata,
-    Column("tenant_id", String(64), primary_key=True),
-    Column("request_id", String(128), primary_key=True),
-    Column("attempt", String(32), primary_key=True),
-    # A serialised RouteResponse.
-    Column("answer", LargeBinary, nullable=False),
-    Column("created_us", BigInteger, nullable=False),
-    Index(None, "created_us"),
+_ALIVE = (int(State.READY), int(State.DRAINING))
+_W, _R = workers.c, routes.c
+
+
+def _insert(is_postgres: bool, table: Table) -> Any:
+    return (postgresql if is_postgres else sqlite).insert(table).on_conflict_do_nothing()
+
+
+_FIND = prepared(select(workers).where(_W.worker_id == bindparam("id")))
+_LOCK = prepared(select(workers).where(_W.worker_id == bindparam("id")).with_for_update())
+_NEW = Prepared(lambda is_postgres: _insert(is_postgres, workers).returning(_W.epoch))
+_SAVE = prepared(
+    update(workers)
+    .where(_W.worker_id == bindparam("id"))
+    .values({name: bindparam(name) for name in WORKER_COLUMNS if name != "worker_id"})
+)
+_LOCK_BEATING = Prepared(
+    lambda is_postgres: (
+        select(_W.worker_id, _W.epoch, _W.state)
+        .where(is_listed(_W.worker_id, is_postgres))
+        .order_by(_W.worker_id)
+        .with_for_update()
+    )
+)
+_BEAT = prepared(
+    update(workers)
+    .where(_W.worker_id == bindparam("id"))
+    .values({name: bindparam(name) for name in ("last_beat_us", *Load.__dataclass_fields__)})
+)
+_IS_ALIVE = _W.state.in_([literal_column(str(state)) for state in _ALIVE])
+_LIVE = prepared(select(workers).where(_IS_ALIVE).order_by(_W.worker_id))
+_OWED = prepared(
+    select(_W.worker_id, _W.void_below)
+    .where(_W.voided_below < _W.void_below)
+    .order_by(_W.worker_id)
+    .limit(_PENDING_AT_ONCE)
+)
+_SETTLE = Prepared(
+    lambda is_postgres: _insert(is_postgres, routes).returning(
+        _R.tenant_id, _R.request_id, _R.attempt
+    )
 )
 
 
@@ -96,9 +78,7 @@ class SqlWorkerStore:
 
         def op(tx: Tx) -> Worker:
             new = domain.register(None, profile, instance_id, tx.now_us(), seen)
-            row = _insert(tx, workers).values(_row(new))
-            fresh = row.on_conflict_do_nothing().returning(workers.c.epoch)
-            if tx.connection.execute(fresh).first() is not None:
+            if _NEW.one(tx, **worker_values(new)).first() is not None:
                 return new
             known = _locked(tx, profile.worker_id)
             again = domain.register(known, profile, instance_id, tx.now_us(), seen)
@@ -109,30 +89,25 @@ class SqlWorkerStore:
     async def beat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
         """See WorkerStore."""
         ids = sorted({beat.worker_id for beat in beats})
-        c = workers.c
 
         def op(tx: Tx) -> list[BeatAnswer]:
-            query = select(c.worker_id, c.epoch, c.state).where(c.worker_id.in_(ids))
-            query = query.order_by(c.worker_id).with_for_update()
-            rows = {row.worker_id: row for row in tx.connection.execute(query)}
+            rows = {row[0]: row for row in _LOCK_BEATING.one(tx, ids=id_list(tx, ids))}
             answers = []
             alive: dict[str, Load] = {}
             for beat in beats:
-                row = rows.get(beat.worker_id)
-                state = None if row is None else State(row.state)
-                known = row is not None and row.epoch == beat.epoch and state is not State.LOST
+                _, epoch, number = rows.get(beat.worker_id, (beat.worker_id, 0, None))
+                state = None if number is None else State(number)
+                known = state not in (None, State.LOST) and epoch == beat.epoch
                 answers.append(BeatAnswer(known, state))
                 if known:
                     alive[beat.worker_id] = beat.load
             if alive:
                 now = tx.now_us()
-                tx.connection.execute(
-                    _BEAT,
-                    [
-                        {"beating": ident, "last_beat_us": now, **dataclasses.asdict(load)}
-                        for ident, load in sorted(alive.items())
-                    ],
-                )
+                rows_to_beat = [
+                    {"id": ident, "last_beat_us": now, **dataclasses.asdict(load)}
+                    for ident, load in sorted(alive.items())
+                ]
+                _BEAT.many(tx, rows_to_beat)
             return answers
 
         return await self._database.run(op)
@@ -158,11 +133,7 @@ class SqlWorkerStore:
         """See WorkerStore."""
 
         def op(tx: Tx) -> Seen:
-            query = select(workers).where(workers.c.worker_id == worker_id)
-            row = tx.connection.execute(query).first()
-            if row is None:
-                raise NotFound("worker", worker_id)
-            worker = _worker(row)
+            worker = _existing(tx, _FIND, worker_id)
             return Seen(worker, tx.now_us() - worker.last_beat_us)
 
         return await self._database.read(op)
@@ -182,7 +153,7 @@ class SqlWorkerStore:
             last = after
             while len(found) < limit:
                 rows = tx.connection.execute(base.where(c.worker_id > last)).all()
-                page = [_worker(row) for row in rows]
+                page = [worker_of(row) for row in rows]
                 found += [
                     Seen(worker, now - worker.last_beat_us)
                     for worker in page
@@ -200,7 +171,7 @@ class SqlWorkerStore:
 
         def op(tx: Tx) -> Live:
             now = tx.now_us()
-            return Live(tuple(_worker(row) for row in tx.connection.execute(_LIVE)), now)
+            return Live(tuple(map(worker_of, _LIVE.one(tx))), now)
 
         return await self._database.read(op)
 
@@ -228,9 +199,8 @@ class SqlWorkerStore:
                         .where(c.worker_id.in_(lost))
                         .values(state=int(State.LOST), void_below=c.epoch + 1)
                     )
-            owed = select(c.worker_id, c.void_below).where(c.voided_below < c.void_below)
-            rows = tx.connection.execute(owed.order_by(c.worker_id).limit(_PENDING_AT_ONCE))
-            return Sweep(lost, tuple((row.worker_id, row.void_below) for row in rows))
+            owed = tuple((worker_id, void_below) for worker_id, void_below in _OWED.one(tx))
+            return Sweep(lost, owed)
 
         return await self._database.run(op)
 
@@ -311,9 +281,12 @@ def _settle(tx: Tx, answers: dict[RouteKey, bytes]) -> dict[RouteKey, tuple[byte
     ]
     # Sorted, so that replicas that meet on the same keys wait for one another in order.
     rows.sort(key=lambda row: (row["tenant_id"], row["request_id"], row["attempt"]))
-    insert = _insert(tx, routes).on_conflict_do_nothing()
-    insert = insert.returning(c.tenant_id, c.request_id, c.attempt)
-    new = {RouteKey(*row) for row in tx.connection.execute(insert, rows)}
+    if len(rows) == 1:  # as a rule
+        inserted = _SETTLE.one(tx, **rows[0])
+    else:
+        insert = _insert(tx.is_postgres, routes).returning(c.tenant_id, c.request_id, c.attempt)
+        inserted = tx.connection.execute(insert, rows)
+    new = {RouteKey(*row) for row in inserted}
     if len(new) == len(rows):
         return {}
     taken = [(key.tenant_id, key.request_id, key.attempt) for key in answers if key not in new]
@@ -327,72 +300,17 @@ def _settle(tx: Tx, answers: dict[RouteKey, bytes]) -> dict[RouteKey, tuple[byte
     }
 
 
-_ALIVE = (int(State.READY), int(State.DRAINING))
-_LIVE = select(workers).where(workers.c.state.in_(_ALIVE)).order_by(workers.c.worker_id)
-_BEAT = (
-    update(workers)
-    .where(workers.c.worker_id == bindparam("beating"))
-    .values({name: bindparam(name) for name in ("last_beat_us", *Load.__dataclass_fields__)})
-)
-_PROFILE_COLUMNS = tuple(
-    name
-    for name in Profile.__dataclass_fields__
-    if name not in {"compatibility", "role", "served_models"}
-)
-
-
-def _insert(tx: Tx, table: Table) -> Any:
-    return (postgresql if tx.is_postgres else sqlite).insert(table)
+def _existing(tx: Tx, query: Prepared, worker_id: str) -> Worker:
+    row = query.one(tx, id=worker_id).first()
+    if row is None:
+        raise NotFound("worker", worker_id)
+    return worker_of(row)
 
 
 def _locked(tx: Tx, worker_id: str) -> Worker:
-    query = select(workers).where(workers.c.worker_id == worker_id).with_for_update()
-    row = tx.connection.execute(query).first()
-    if row is None:
-        raise NotFound("worker", worker_id)
-    return _worker(row)
+    return _existing(tx, _LOCK, worker_id)
 
 
 def _save(tx: Tx, worker: Worker) -> Worker:
-    row = _row(worker)
-    ident = row.pop("worker_id")
-    tx.connection.execute(update(workers).where(workers.c.worker_id == ident).values(row))
+    _SAVE.many(tx, [worker_values(worker) | {"id": worker.profile.worker_id}])
     return worker
-
-
-def _row(worker: Worker) -> dict[str, Any]:
-    profile = worker.profile
-    return {
-        **{name: getattr(profile, name) for name in _PROFILE_COLUMNS},
-        **dataclasses.asdict(profile.compatibility),
-        **dataclasses.asdict(worker.load),
-        "role": int(profile.role),
-        "served_models": json.dumps(profile.served_models),
-        "instance_id": worker.instance_id,
-        "epoch": worker.epoch,
-        "state": int(worker.state),
-        "last_beat_us": worker.last_beat_us,
-        "void_below": worker.void_below,
-        "voided_below": worker.voided_below,
-    }
-
-
-def _worker(row: Any) -> Worker:
-    profile = Profile(
-        **{name: getattr(row, name) for name in _PROFILE_COLUMNS},
-        role=Role(row.role),
-        served_models=tuple(json.loads(row.served_models)),
-        compatibility=Compatibility(
-            **{name: getattr(row, name) for name in Compatibility.__dataclass_fields__}
-        ),
-    )
-    return Worker(
-        profile=profile,
-        instance_id=row.instance_id,
-        epoch=row.epoch,
-        state=State(row.state),
-        load=Load(row.running, row.waiting, row.kv_usage, row.held),
-        last_beat_us=row.last_beat_us,
-        void_below=row.void_below,
-        voided_below=row.voided_below,
-    )

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlalchemy import bindparam, delete, func, insert, select
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import Prepared, PreparedBlobs, id_list, is_listed, prepared
 from kvplane.kernel.errors import InvalidField, KvplaneError, Unavailable
 from kvplane.session import domain
 from kvplane.session.domain import Begun, Candidate, Session, SessionConfig, SessionState, Turn
@@ -17,14 +18,14 @@ from kvplane.session.sql_rows import (
     IN_TENANT,
     IS_ACTIVE,
     IS_OPEN,
-    insert_new,
+    NEW_SESSIONS,
     locked_sessions,
-    padded,
     read_sessions,
     save_sessions,
 )
 from kvplane.session.store import NewTurn
 from kvplane.session.tables import (
+    TURN_COLUMNS,
     session_history,
     session_values,
     sessions,
@@ -36,49 +37,56 @@ from kvplane.session.tables import (
 # Losing the race for a name, or for a session that just ended, this often in a row.
 _FIND_TRIES = 4
 
-_turns_by_request = select(turns).where(
-    turns.c.tenant_id == IN_TENANT, turns.c.request_id.in_(bindparam("ids", expanding=True))
-)
-_open_turns = (
-    select(turns.c.session_id, func.count())
-    .where(
-        turns.c.tenant_id == IN_TENANT,
-        turns.c.session_id.in_(bindparam("ids", expanding=True)),
-        IS_OPEN,
-        turns.c.open_us > bindparam("since"),
-    )
-    .group_by(turns.c.session_id)
-)
-_active_names = select(sessions.c.name, sessions.c.session_id).where(
-    sessions.c.tenant_id == IN_TENANT,
-    sessions.c.name.in_(bindparam("names", expanding=True)),
-    IS_ACTIVE,
-)
-_candidates = (
-    select(
-        session_history.c.model,
-        session_history.c.digest,
-        session_history.c.session_id,
-        session_history.c.turn,
-        session_history.c.recorded_us,
-        sessions.c.turns,
-    )
-    .join(
-        sessions,
-        (sessions.c.tenant_id == session_history.c.tenant_id)
-        & (sessions.c.session_id == session_history.c.session_id),
-    )
-    .where(
-        session_history.c.tenant_id == IN_TENANT,
-        session_history.c.model.in_(bindparam("models", expanding=True)),
-        session_history.c.digest.in_(bindparam("digests", expanding=True)),
-        IS_ACTIVE,
+_TURNS_BY_REQUEST = Prepared(
+    lambda is_postgres: select(*TURN_COLUMNS).where(
+        turns.c.tenant_id == IN_TENANT, is_listed(turns.c.request_id, is_postgres)
     )
 )
-_insert_turns = insert(turns)
-_delete_sessions = delete(sessions).where(
-    sessions.c.tenant_id == IN_TENANT,
-    sessions.c.session_id.in_(bindparam("ids", expanding=True)),
+_OPEN_TURNS = Prepared(
+    lambda is_postgres: (
+        select(turns.c.session_id, func.count())
+        .where(
+            turns.c.tenant_id == IN_TENANT,
+            is_listed(turns.c.session_id, is_postgres),
+            IS_OPEN,
+            turns.c.open_us > bindparam("since"),
+        )
+        .group_by(turns.c.session_id)
+    )
+)
+_ACTIVE_NAMES = PreparedBlobs(
+    lambda _, is_among: select(sessions.c.name, sessions.c.session_id).where(
+        sessions.c.tenant_id == IN_TENANT, is_among(sessions.c.name), IS_ACTIVE
+    )
+)
+_CANDIDATES = PreparedBlobs(
+    lambda is_postgres, is_among: (
+        select(
+            session_history.c.model,
+            session_history.c.digest,
+            session_history.c.session_id,
+            sessions.c.turns,
+            session_history.c.turn,
+            session_history.c.recorded_us,
+        )
+        .join(
+            sessions,
+            (sessions.c.tenant_id == session_history.c.tenant_id)
+            & (sessions.c.session_id == session_history.c.session_id),
+        )
+        .where(
+            session_history.c.tenant_id == IN_TENANT,
+            is_listed(session_history.c.model, is_postgres, "models"),
+            is_among(session_history.c.digest),
+            IS_ACTIVE,
+        )
+    )
+)
+_INSERT_TURN = prepared(insert(turns))
+_DELETE_SESSIONS = Prepared(
+    lambda is_postgres: delete(sessions).where(
+        sessions.c.tenant_id == IN_TENANT, is_listed(sessions.c.session_id, is_postgres)
+    )
 )
 
 
@@ -117,12 +125,12 @@ def begin_turns(
             known[request_id] = turn
             fresh[request_id] = domain.begun(session, turn)
         if opened:
-            tx.connection.execute(_insert_turns, [turn_values(tenant_id, turn) for turn in opened])
+            _INSERT_TURN.many(tx, [turn_values(tenant_id, turn) for turn in opened])
             save_sessions(tx, [locked[session_id] for session_id in sorted(changed)])
         # Made for requests that another replica has answered meanwhile.
         made = {wish.new_session_id for wish in todo.values()} & locked.keys()
         if orphans := [i for i in made - changed if not locked[i].turns]:
-            tx.connection.execute(_delete_sessions, {"tenant": tenant_id, "ids": padded(orphans)})
+            _DELETE_SESSIONS.one(tx, tenant=tenant_id, ids=id_list(tx, orphans))
     old = {t.session_id for request_id, t in known.items() if request_id not in fresh}
     before = read_sessions(tx, tenant_id, old)
     return [_answer(wish, known, fresh, before, config) for wish in wishes]
@@ -146,10 +154,8 @@ def _answer(
 
 
 def _known_turns(tx: Tx, tenant_id: str, request_ids: Collection[str]) -> dict[str, Turn]:
-    parameters = {"tenant": tenant_id, "ids": padded(request_ids)}
-    return {
-        row.request_id: turn_of(row) for row in tx.connection.execute(_turns_by_request, parameters)
-    }
+    rows = _TURNS_BY_REQUEST.one(tx, tenant=tenant_id, ids=id_list(tx, request_ids))
+    return {turn.request_id: turn for turn in map(turn_of, rows)}
 
 
 def _count_open(
@@ -157,8 +163,8 @@ def _count_open(
 ) -> defaultdict[str, int]:
     counts: defaultdict[str, int] = defaultdict(int)
     if ids:
-        parameters = {"tenant": tenant_id, "ids": padded(ids), "since": since_us}
-        counts.update((row[0], row[1]) for row in tx.connection.execute(_open_turns, parameters))
+        rows = _OPEN_TURNS.one(tx, tenant=tenant_id, ids=id_list(tx, ids), since=since_us)
+        counts.update((row[0], row[1]) for row in rows)
     return counts
 
 
@@ -210,15 +216,14 @@ def _make(tx: Tx, made: Iterable[Session], config: SessionConfig) -> None:
     ]
     # In one order everywhere: a unique name makes replicas wait for one another.
     rows.sort(key=lambda row: (row["name"] or b"", row["session_id"]))
-    tx.connection.execute(insert_new(tx, sessions), rows)
+    NEW_SESSIONS.many(tx, rows)
 
 
 def _find(tx: Tx, tenant_id: str, wishes: Sequence[NewTurn]) -> dict[str, str]:
     """Return session ids of those requests that find one. Nothing is locked yet."""
     found: dict[str, str] = {}
     if names := {w.request.name.encode() for w in wishes if w.request.name}:
-        parameters = {"tenant": tenant_id, "names": padded(names)}
-        ids = {row.name: row.session_id for row in tx.connection.execute(_active_names, parameters)}
+        ids = {row[0]: row[1] for row in _ACTIVE_NAMES.one(tx, names, tenant=tenant_id)}
         for wish in wishes:
             session_id = ids.get(wish.request.name.encode())
             if session_id is not None:
@@ -246,8 +251,7 @@ def _read_candidates(
     known: defaultdict[str, defaultdict[bytes, list[Candidate]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    parameters = {"tenant": tenant_id, "models": padded(models), "digests": padded(digests)}
-    for row in tx.connection.execute(_candidates, parameters):
-        candidate = Candidate(row.session_id, row.turns, row.turn, row.recorded_us)
-        known[row.model][row.digest].append(candidate)
+    rows = _CANDIDATES.one(tx, digests, tenant=tenant_id, models=id_list(tx, models))
+    for model, digest, *candidate in rows:
+        known[model][digest].append(Candidate(*candidate))
     return known

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, insert, select
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.kernel.errors import KvplaneError, NotFound
 from kvplane.session import domain
 from kvplane.session.domain import CompleteTurn, Session, SessionConfig, Turn, TurnOutcome
@@ -14,35 +15,40 @@ from kvplane.session.sql_rows import (
     IN_TENANT,
     IS_OPEN,
     locked_sessions,
-    padded,
     save_sessions,
     save_turns,
 )
-from kvplane.session.tables import session_history, turn_of, turns
+from kvplane.session.tables import TURN_COLUMNS, session_history, turn_of, turns
 
 # All that are open, which are few. A list of pairs would be searched by no index on SQLite.
-_open_turns = select(turns).where(
-    turns.c.tenant_id == IN_TENANT,
-    turns.c.session_id.in_(bindparam("ids", expanding=True)),
-    IS_OPEN,
+_OPEN_TURNS = Prepared(
+    lambda is_postgres: select(*TURN_COLUMNS).where(
+        turns.c.tenant_id == IN_TENANT, is_listed(turns.c.session_id, is_postgres), IS_OPEN
+    )
 )
 # Of one session: a repetition is rare.
-_any_turns = select(turns).where(
-    turns.c.tenant_id == IN_TENANT,
-    turns.c.session_id == bindparam("id"),
-    turns.c.turn.in_(bindparam("numbers", expanding=True)),
+_ANY_TURNS = Prepared(
+    lambda is_postgres: select(*TURN_COLUMNS).where(
+        turns.c.tenant_id == IN_TENANT,
+        turns.c.session_id == bindparam("id"),
+        is_listed(turns.c.turn, is_postgres, "numbers"),
+    )
 )
-_insert_history = insert(session_history)
-_delete_history = delete(session_history).where(
-    session_history.c.tenant_id == bindparam("b_tenant"),
-    session_history.c.model == bindparam("b_model"),
-    session_history.c.digest == bindparam("b_digest"),
-    session_history.c.session_id == bindparam("b_session"),
+_INSERT_HISTORY = prepared(insert(session_history))
+_DELETE_HISTORY = prepared(
+    delete(session_history).where(
+        session_history.c.tenant_id == bindparam("tenant_id"),
+        session_history.c.model == bindparam("model"),
+        session_history.c.digest == bindparam("digest"),
+        session_history.c.session_id == bindparam("session_id"),
+    )
 )
-_prune_history = delete(session_history).where(
-    session_history.c.tenant_id == bindparam("b_tenant"),
-    session_history.c.session_id == bindparam("b_session"),
-    session_history.c.number <= bindparam("b_number"),
+_PRUNE_HISTORY = prepared(
+    delete(session_history).where(
+        session_history.c.tenant_id == bindparam("tenant_id"),
+        session_history.c.session_id == bindparam("session_id"),
+        session_history.c.number <= bindparam("newest_gone"),
+    )
 )
 
 
@@ -100,34 +106,22 @@ def _read_turns(
             wanted[report.session_id].add(report.turn)
     if not wanted:
         return {}
-    parameters = {"tenant": tenant_id, "ids": padded(wanted)}
-    rows = list(tx.connection.execute(_open_turns, parameters))
-    for row in rows:
-        wanted[row.session_id].discard(row.turn)
+    found = list(map(turn_of, _OPEN_TURNS.one(tx, tenant=tenant_id, ids=id_list(tx, wanted))))
+    for turn in found:
+        wanted[turn.session_id].discard(turn.turn)
     for session_id, numbers in wanted.items():
         if numbers:
-            one = {"tenant": tenant_id, "id": session_id, "numbers": padded(numbers)}
-            rows += tx.connection.execute(_any_turns, one)
-    return {(row.session_id, row.turn): turn_of(row) for row in rows}
+            listed = id_list(tx, numbers)
+            rows = _ANY_TURNS.one(tx, tenant=tenant_id, id=session_id, numbers=listed)
+            found += map(turn_of, rows)
+    return {(turn.session_id, turn.turn): turn for turn in found}
 
 
 def _record(tx: Tx, rows: list[dict[str, Any]], config: SessionConfig) -> None:
-    keys = [
-        {
-            "b_tenant": row["tenant_id"],
-            "b_model": row["model"],
-            "b_digest": row["digest"],
-            "b_session": row["session_id"],
-        }
-        for row in rows
-    ]
-    tx.connection.execute(_delete_history, keys)
-    tx.connection.execute(_insert_history, rows)
-    newest: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        newest[row["session_id"]] = {
-            "b_tenant": row["tenant_id"],
-            "b_session": row["session_id"],
-            "b_number": row["number"] - config.histories_kept,
-        }
-    tx.connection.execute(_prune_history, list(newest.values()))
+    _DELETE_HISTORY.many(tx, rows)
+    _INSERT_HISTORY.many(tx, rows)
+    newest = {row["session_id"]: row for row in rows}
+    _PRUNE_HISTORY.many(
+        tx,
+        [row | {"newest_gone": row["number"] - config.histories_kept} for row in newest.values()],
+    )

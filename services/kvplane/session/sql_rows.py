@@ -3,46 +3,56 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Insert, Table, bindparam, literal_column, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import BindParameter, Select, Table, bindparam, literal_column, select, update
 
 from kvplane.db.database import Tx
+from kvplane.db.prepared import Prepared, id_list, insert_ignore, is_listed, prepared
 from kvplane.session.domain import Session, Turn
-from kvplane.session.tables import session_of, session_values, sessions, turn_values, turns
+from kvplane.session.tables import (
+    SESSION_COLUMNS,
+    session_of,
+    session_values,
+    sessions,
+    turn_values,
+    turns,
+)
 
 IN_TENANT: BindParameter[str] = bindparam("tenant")
 # Literals: a statement prepared with a parameter there could not use the partial indexes.
 IS_OPEN = turns.c.outcome == literal_column("0")
 IS_ACTIVE = sessions.c.state == literal_column("1")
 
-_sessions_by_id = select(sessions).where(
-    sessions.c.tenant_id == IN_TENANT,
-    sessions.c.session_id.in_(bindparam("ids", expanding=True)),
+
+def _sessions_by_id(is_postgres: bool) -> Select[Any]:
+    return select(*SESSION_COLUMNS).where(
+        sessions.c.tenant_id == IN_TENANT, is_listed(sessions.c.session_id, is_postgres)
+    )
+
+
+_READ_SESSIONS = Prepared(_sessions_by_id)
+_LOCK_SESSIONS = Prepared(
+    lambda is_postgres: (
+        _sessions_by_id(is_postgres).order_by(sessions.c.session_id).with_for_update()
+    )
 )
-_locked_sessions = _sessions_by_id.order_by(sessions.c.session_id).with_for_update()
+NEW_SESSIONS = insert_ignore(sessions)
 
 
-def insert_new(tx: Tx, table: Table) -> Insert:
-    """Return an INSERT that leaves rows alone which exist already."""
-    if tx.is_postgres:
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
-
-
-def _update_of(table: Table, key: Sequence[str], fixed: Collection[str]) -> tuple[Any, list[str]]:
-    """Return an UPDATE of one row by `key`, without what never changes, and its parameters."""
+def _update_of(table: Table, key: Sequence[str], fixed: Collection[str]) -> Prepared:
+    """Return an UPDATE of one row by `key`, without what never changes."""
     names = [c.name for c in table.columns if c.name not in key and c.name not in fixed]
-    columns: dict[str, Any] = {name: bindparam(f"v_{name}") for name in names}
-    where = [table.c[name] == bindparam(f"v_{name}") for name in key]
-    return update(table).where(*where).values(columns), [*key, *names]
+    columns: dict[str, Any] = {name: bindparam(name) for name in names}
+    # Apart from the columns' own names, which an UPDATE keeps for the values to be set.
+    where = [table.c[name] == bindparam(f"of_{name}") for name in key]
+    return prepared(update(table).where(*where).values(columns))
 
 
-_update_sessions, _session_columns = _update_of(
-    sessions, ("tenant_id", "session_id"), {"name", "create_us"}
-)
-_update_turns, _turn_columns = _update_of(
+_SESSION_KEY = ("tenant_id", "session_id")
+_TURN_KEY = ("tenant_id", "session_id", "turn")
+_UPDATE_SESSION = _update_of(sessions, _SESSION_KEY, {"name", "create_us"})
+_UPDATE_TURN = _update_of(
     turns,
-    ("tenant_id", "session_id", "turn"),
+    _TURN_KEY,
     {
         "request_id",
         "key_digest",
@@ -58,42 +68,34 @@ _update_turns, _turn_columns = _update_of(
 )
 
 
-def _chosen(values: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    return {f"v_{name}": values[name] for name in names}
-
-
-def padded(values: Iterable[Any]) -> list[Any]:
-    """Fill up an IN list to a power of two, so that few statements need preparing."""
-    result = list(values)
-    size = 1
-    while size < len(result):
-        size *= 2
-    return result + result[:1] * (size - len(result))
+def _keyed(values: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
+    return values | {f"of_{name}": values[name] for name in key}
 
 
 def read_sessions(tx: Tx, tenant_id: str, ids: Collection[str]) -> dict[str, Session]:
     """Read the sessions that exist."""
-    if not ids:
-        return {}
-    rows = tx.connection.execute(_sessions_by_id, {"tenant": tenant_id, "ids": padded(ids)})
-    return {row.session_id: session_of(row) for row in rows}
+    return _sessions(tx, _READ_SESSIONS, tenant_id, ids)
 
 
 def locked_sessions(tx: Tx, tenant_id: str, ids: Collection[str]) -> dict[str, Session]:
     """Lock the sessions that exist, in the order of their ids."""
+    return _sessions(tx, _LOCK_SESSIONS, tenant_id, ids)
+
+
+def _sessions(tx: Tx, query: Prepared, tenant_id: str, ids: Collection[str]) -> dict[str, Session]:
     if not ids:
         return {}
-    rows = tx.connection.execute(_locked_sessions, {"tenant": tenant_id, "ids": padded(ids)})
-    return {row.session_id: session_of(row) for row in rows}
+    found = map(session_of, query.one(tx, tenant=tenant_id, ids=id_list(tx, ids)))
+    return {session.session_id: session for session in found}
 
 
 def save_sessions(tx: Tx, changed: Iterable[Session]) -> None:
     """Write sessions that exist."""
-    if values := [_chosen(session_values(session), _session_columns) for session in changed]:
-        tx.connection.execute(_update_sessions, values)
+    if rows := [_keyed(session_values(session), _SESSION_KEY) for session in changed]:
+        _UPDATE_SESSION.many(tx, rows)
 
 
 def save_turns(tx: Tx, tenant_id: str, changed: Iterable[Turn]) -> None:
     """Write turns that exist."""
-    if values := [_chosen(turn_values(tenant_id, turn), _turn_columns) for turn in changed]:
-        tx.connection.execute(_update_turns, values)
+    if rows := [_keyed(turn_values(tenant_id, turn), _TURN_KEY) for turn in changed]:
+        _UPDATE_TURN.many(tx, rows)

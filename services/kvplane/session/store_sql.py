@@ -21,6 +21,7 @@ from kvplane.session.sql_begin import begin_turns
 from kvplane.session.sql_complete import complete_turns
 from kvplane.session.store import FreeTask, NewTurn
 from kvplane.session.tables import (
+    SESSION_COLUMNS,
     session_history,
     session_of,
     session_values,
@@ -77,7 +78,7 @@ class SqlSessionStore:
                 made = domain.new_session(
                     tenant_id, session_id, name, model, tx.now_us(), self._config
                 )
-                tx.connection.execute(sql_rows.insert_new(tx, sessions), session_values(made))
+                sql_rows.NEW_SESSIONS.many(tx, [session_values(made)])
             return None
 
         answer = await self._database.run(operation)
@@ -131,7 +132,7 @@ class SqlSessionStore:
         limit: int,
     ) -> list[Session]:
         """See SessionStore."""
-        statement = select(sessions).where(sessions.c.tenant_id == tenant_id)
+        statement = select(*SESSION_COLUMNS).where(sessions.c.tenant_id == tenant_id)
         if which.states:
             statement = statement.where(sessions.c.state.in_([int(s) for s in which.states]))
         if which.model:
@@ -150,7 +151,7 @@ class SqlSessionStore:
     async def changes(self, tenant_id: str, after: tuple[int, str], limit: int) -> list[Session]:
         """See SessionStore."""
         statement = (
-            select(sessions)
+            select(*SESSION_COLUMNS)
             .where(
                 sessions.c.tenant_id == tenant_id,
                 tuple_(sessions.c.version, sessions.c.session_id) > after,
@@ -181,7 +182,7 @@ class SqlSessionStore:
 
         def operation(tx: Tx) -> list[FreeTask]:
             statement = (
-                select(sessions)
+                select(*SESSION_COLUMNS)
                 .where(sessions.c.free_due_us <= tx.now_us())
                 .order_by(sessions.c.free_due_us)
                 .limit(limit)
@@ -227,7 +228,7 @@ class SqlSessionStore:
 
 
 def _find(tx: Tx, tenant_id: str, ref: SessionRef) -> Session | None:
-    statement = select(sessions).where(sessions.c.tenant_id == tenant_id)
+    statement = select(*SESSION_COLUMNS).where(sessions.c.tenant_id == tenant_id)
     if ref.session_id:
         statement = statement.where(sessions.c.session_id == ref.session_id)
     else:
@@ -254,7 +255,7 @@ def _existing(tx: Tx, tenant_id: str, ref: SessionRef) -> Session:
 def _due(tx: Tx, condition: object, limit: int) -> list[Session]:
     """Lock sessions whose time has come, passing over those that somebody else has locked."""
     statement = (
-        select(sessions)
+        select(*SESSION_COLUMNS)
         .where(condition, sessions.c.due_us <= tx.now_us())  # type: ignore[arg-type]
         .order_by(sessions.c.due_us)
         .limit(limit)

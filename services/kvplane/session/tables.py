@@ -4,6 +4,7 @@ Names are bytes: no collation, case, trailing space, NUL or normal form can make
 them equal.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +15,6 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    Row,
     String,
     Table,
     text,
@@ -119,15 +119,19 @@ session_history = Table(
 
 _SESSION_FIELDS = [field.name for field in fields(Session)]
 _TURN_FIELDS = [field.name for field in fields(Turn)]
+SESSION_COLUMNS = [sessions.c[name] for name in _SESSION_FIELDS]
+TURN_COLUMNS = [turns.c[name] for name in _TURN_FIELDS]
+_NAME, _STATE, _NEWEST_OUTCOME = map(_SESSION_FIELDS.index, ("name", "state", "newest_outcome"))
+_PREVIOUS, _OUTCOME = map(_TURN_FIELDS.index, ("previous_completed", "outcome"))
 
 
-def session_of(row: Row[Any]) -> Session:
-    """Make a Session of a whole row."""
-    values = dict(row._mapping)
-    values["name"] = (values["name"] or b"").decode()
-    values["state"] = SessionState(values["state"])
-    values["newest_outcome"] = TurnOutcome(values["newest_outcome"])
-    return Session(**values)
+def session_of(row: Sequence[Any]) -> Session:
+    """Make a Session of a row of SESSION_COLUMNS."""
+    values = list(row)
+    values[_NAME] = (values[_NAME] or b"").decode()
+    values[_STATE] = SessionState(values[_STATE])
+    values[_NEWEST_OUTCOME] = TurnOutcome(values[_NEWEST_OUTCOME])
+    return Session(*values)
 
 
 def session_values(session: Session) -> dict[str, Any]:
@@ -139,12 +143,12 @@ def session_values(session: Session) -> dict[str, Any]:
     return values
 
 
-def turn_of(row: Row[Any]) -> Turn:
-    """Make a Turn of a whole row."""
-    values = dict(row._mapping)
-    del values["tenant_id"]
-    values["outcome"] = TurnOutcome(values["outcome"])
-    return Turn(**values)
+def turn_of(row: Sequence[Any]) -> Turn:
+    """Make a Turn of a row of TURN_COLUMNS."""
+    values = list(row)
+    values[_PREVIOUS] = bool(values[_PREVIOUS])
+    values[_OUTCOME] = TurnOutcome(values[_OUTCOME])
+    return Turn(*values)
 
 
 def turn_values(tenant_id: str, turn: Turn) -> dict[str, Any]:

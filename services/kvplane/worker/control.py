@@ -48,6 +48,7 @@ class Control:
         # The circuit breaker: a reason while reads are refused at once.
         self.away: str | None = "not connected to the control plane yet"
         self._known = asyncio.Event()
+        self._new_epoch = asyncio.Event()
         # Open from Hello on: what is freed after it was named must be withdrawn. Reports
         # need Welcome's anchor first.
         self._outbox: asyncio.Queue[lease.ConnectRequest] | None = None
@@ -102,6 +103,7 @@ class Control:
             log.info("kvplane: worker %s begins epoch %d", self._identity.worker_id, epoch)
         self.epoch = epoch
         self._seen = max(self._seen, epoch)
+        self._new_epoch.set()
         self._known.set()
         return seconds(response.heartbeat_interval) or 1.0
 
@@ -163,7 +165,8 @@ class Control:
 
     async def _watch_epoch(self, epoch: int) -> None:
         while self.epoch == epoch:
-            await self._clock.sleep(0.2)
+            self._new_epoch.clear()
+            await self._new_epoch.wait()
         raise _EpochEnded("a new epoch began")
 
     async def _converse(self, leases: LeaseApi, epoch: int) -> None:

@@ -59,6 +59,21 @@ def test_what_nobody_can_come_back_to_is_freed_and_not_reported(
     assert own(plane, "r0") is None
 
 
+def test_digests_of_what_nobody_comes_back_to_are_forgotten(
+    plane: PlaneThread, make_agent: Make
+) -> None:
+    """A decode that read, of a turn without a session: what it compared stayed for ever."""
+    owner, reader = make_agent("d"), make_agent("p")
+    report(plane, owner)
+    reader.begin_read("x", PROMPT, handle=HANDLE, tenant_id="acme")
+    assert isinstance(settled(reader, "x"), Permit)
+    assert reader.read_started("x")
+    reader.read_finished("x", sent=True)
+    assert reader._reading._digests
+    reader.report_held(held("p", "x", tokens=PROMPT, session_id="", turn=0))
+    assert not reader._reading._digests
+
+
 def test_a_decode_gets_its_own_lease_and_gives_it_back(
     plane: PlaneThread, make_agent: Make
 ) -> None:

@@ -186,8 +186,10 @@ class WorkerAgent:
 
     def report_held(self, held: Held) -> None:
         """The engine has pinned these blocks."""
-        self._holdings.add(held)
-        self._post(self._prepare)
+        if self._holdings.add(held):
+            self._post(self._prepare)
+        else:
+            self._reading.take_digests(held.request_id)
 
     def report_freed(self, request_ids: Iterable[str]) -> None:
         """The engine has unpinned these; ids that were never reported do no harm."""

@@ -100,14 +100,18 @@ class Holdings:
 
     # -- the engine's thread ------------------------------------------------------
 
-    def add(self, held: Held) -> None:
-        """Note a new one. What nobody can come back to is to be freed, and not reported."""
+    def add(self, held: Held) -> bool:
+        """Note a new one; return whether it is to be reported.
+
+        What nobody can come back to is to be freed, and not reported.
+        """
         until = self._clock.monotonic() + held.hold_seconds
         wanted = held.for_decode or bool(held.session_id)
         with self._lock:
             self._items[held.request_id] = Item(held, until, refused=not wanted)
             if not wanted:
                 self._orders.append(FreeNow(held.request_id))
+        return wanted
 
     def remove(self, request_ids: Iterable[str]) -> list[str]:
         """Forget them; return those that the control plane may have heard of."""

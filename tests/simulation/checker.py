@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplane.kernel.context import caller
 
-from simulation.loop import EPOCH_US, VirtualLoop
+from simulation.loop import VirtualLoop
 
 if TYPE_CHECKING:
     from simulation.database import Store
@@ -18,8 +18,16 @@ _LIVE_LEASES = (
 )
 _LIVE_OWNERSHIPS = (
     "SELECT ownership_id, tenant_id, worker_id, epoch, engine_id, request_id, state,"
-    " hold_deadline_us, fencing_token, lease_id FROM ownerships WHERE state <= 2"
+    " hold_deadline_us, fencing_token, lease_id, session_id, turn, for_decode"
+    " FROM ownerships WHERE state <= 2"
 )
+_ENDED_SESSIONS = "SELECT tenant_id, session_id FROM ended_sessions"
+_OPEN_READS = (
+    "SELECT engine_id, request_id FROM ownerships JOIN leases USING (ownership_id)"
+    " WHERE leases.state <= 2 OR leases.draining"
+)
+# How long blocks stay pinned after their session's end, when nothing is broken.
+_FREED_WITHIN_S = 8.0
 # Rounding of durations on their way.
 _SLACK_US = 10
 
@@ -27,8 +35,8 @@ _SLACK_US = 10
 class Checker:
     """Collects violations; what is checked where is said at each method."""
 
-    def __init__(self, loop: VirtualLoop, margin_s: float, trace: bool) -> None:
-        self._loop = loop
+    def __init__(self, loop: VirtualLoop, margin_s: float, ttl_s: float, trace: bool) -> None:
+        self._loop, self._ttl_s = loop, ttl_s
         self._margin_us = round(margin_s * 1e6)
         self.violations: list[str] = []
         self.reads_checked = self.reads_dropped = self.wrong_but_dropped = 0
@@ -36,6 +44,8 @@ class Checker:
         self.engines: dict[str, Engine] = {}  # by engine id
         self.kinds: dict[str, str] = {}  # by worker id
         self._tenants: dict[tuple[str, str], str] = {}
+        self._pinned_at: dict[tuple[str, str], float] = {}
+        self._ends: dict[tuple[str, str], float] = {}  # of sessions, as the lease service knows
         self._reading: dict[tuple[str, str], tuple[Engine, Transfer]] = {}
         self._leases: dict[str, int] = {}  # live: its deadline
         self._holds: dict[str, int] = {}  # live: its hold's end
@@ -71,8 +81,10 @@ class Checker:
         read = reader.agent._reading._entries[transfer.request.ident].read
         self._sent[transfer.owner] = read.lease_id
         rows = self.store.select("SELECT deadline_us FROM leases WHERE lease_id = ?", read.lease_id)
-        until_us = EPOCH_US + round((read.valid_until - reader.clock._start) * 1e6)
-        if not rows or until_us > rows[0][0] + _SLACK_US:
+        until_us = reader.clock.true_us(read.valid_until)
+        # By as much as its own clock is slow; the sweep waits for that.
+        slow_us = round(max(0.0, 1 / reader.clock.rate - 1) * self._ttl_s * 1e6)
+        if not rows or until_us > rows[0][0] + slow_us + _SLACK_US:
             late = (until_us - rows[0][0]) / 1e6 if rows else 0.0
             self.violated(
                 8, f"reader of {transfer.owner[1]} believes in its lease {late:.3f} s more"
@@ -122,6 +134,7 @@ class Checker:
 
     def pinned(self, engine: "Engine", ident: str) -> None:
         """Note whose it is."""
+        self._pinned_at[engine.engine_id, ident] = self._loop.time()
         self._tenants[engine.engine_id, ident] = engine.pins[ident].tenant
         self.event("pin", engine.engine_id, ident, f"until {engine.pins[ident].until:.3f}")
 
@@ -177,6 +190,7 @@ class Checker:
                 self._check_lease(row, ownerships.get(row[1]), epochs, now_us)
         for row in ownerships.values():
             self._check_ownership(row, epochs, open_leases)
+        self._check_sessions(list(ownerships.values()), rows)
         self._check_orders()
         holds = {ident: row[7] for ident, row in ownerships.items()}
         self._ended.update(self._leases.keys() - live.keys(), self._holds.keys() - holds.keys())
@@ -201,6 +215,45 @@ class Checker:
         if deadline_us > own[7] - self._margin_us:
             self.violated(3, f"{lease_id} ends less than the margin before its hold")
 
+    def _check_sessions(self, ownerships: list[Any], leases: list[Any]) -> None:
+        """7: nothing is held for a session that has ended, or of a turn that is outdated."""
+        assert self.store is not None
+        ended = set(self.store.select(_ENDED_SESSIONS))
+        for session in ended - self._ends.keys():
+            self._ends[session] = self._loop.time()
+        live = {row[0] for row in leases if row[6] <= 2}
+        newest: dict[tuple[str, str], int] = {}
+        for row in ownerships:
+            if not row[12]:
+                session = row[1], row[10]
+                newest[session] = max(newest.get(session, 0), row[11])
+        for row in ownerships:
+            session = row[1], row[10]
+            if session in ended and (row[6] == 1 or row[9] in live):
+                self.violated(7, f"{row[5]} is held for a session that has ended")
+            if row[6] == 1 and not row[12] and row[10] and row[11] < newest[session]:
+                self.violated(7, f"{row[5]} of turn {row[11]} is held after a newer turn's report")
+
+    def check_pins(self, calm_since: float) -> None:
+        """7: engines soon free what they hold for a session that has ended, unless it is read.
+
+        Also what they report later. `calm_since`: when the last fault was healed.
+        """
+        if self.store is None:
+            return
+        late = self._loop.time() - _FREED_WITHIN_S
+        pins = [
+            (engine.engine_id, ident)
+            for engine in self.engines.values()
+            if engine.up and calm_since <= late
+            for ident, pin in engine.pins.items()
+            if self._ends.get((pin.tenant, pin.session), late + 1) <= late
+            and self._pinned_at[engine.engine_id, ident] <= late
+        ]
+        for owner in pins:
+            if owner not in self.store.select(_OPEN_READS):
+                self.violated(7, f"{owner[1]} is pinned long after its session's end")
+
     def _check_orders(self) -> None:
         """1: nobody is told to free what is being read."""
         assert self.store is not None
@@ -215,7 +268,7 @@ class Checker:
                 self.violated(1, f"{owner[1]} is to be freed while it is being read")
 
     def _check_ownership(self, row: Any, epochs: dict[str, int], open_leases: set[str]) -> None:
-        ident, _, worker, epoch, engine_id, request_id, state, hold_us, _, lease_id = row
+        ident, _, worker, epoch, engine_id, request_id, state, hold_us, _, lease_id = row[:10]
         if ident in self._ended:
             self.violated(2, f"the ended ownership of {request_id} lives again")
         if hold_us < self._holds.get(ident, 0):
@@ -230,7 +283,7 @@ class Checker:
         engine = self.engines.get(engine_id)
         pin = engine.pins.get(request_id) if engine is not None and engine.up else None
         if pin is not None and engine is not None:
-            until_us = EPOCH_US + round((pin.until - engine.clock._start) * 1e6)
+            until_us = engine.clock.true_us(pin.until)
             if hold_us > until_us + _SLACK_US:
                 self.violated(
                     3, f"{request_id} is believed held {(hold_us - until_us) / 1e6} s more"

@@ -239,23 +239,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 class SimClock:
-    """A machine's clock: its monotonic clock began anywhere, its wall clock may be wrong."""
+    """A machine's clock: its monotonic clock began anywhere and runs at a rate of its own,
+    its wall clock may be wrong."""
 
-    def __init__(self, loop: VirtualLoop, start: float, wall_offset_s: float = 0.0) -> None:
-        self._loop, self._start = loop, start
+    def __init__(
+        self, loop: VirtualLoop, start: float, wall_offset_s: float = 0.0, rate: float = 1.0
+    ) -> None:
+        self._loop, self._start, self.rate = loop, start, rate
         self.wall_offset_s = wall_offset_s
 
     def monotonic(self) -> float:
         """Return seconds that never go back."""
-        return self._loop._now + self._start
+        return self._loop._now * self.rate + self._start
+
+    def true_us(self, monotonic: float) -> int:
+        """Return what the database's clock shows when this one's `monotonic()` is that."""
+        return EPOCH_US + round((monotonic - self._start) / self.rate * 1e6)
 
     def now_us(self) -> int:
         """Return microseconds since 1970, as this machine believes."""
         return EPOCH_US + round((self._loop._now + self.wall_offset_s) * 1e6)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await asyncio.sleep(seconds)
+        """Wait, by this clock."""
+        await asyncio.sleep(seconds / self.rate)
 
 
 # The database's clock at the beginning.

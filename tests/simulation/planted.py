@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 from kvplane.lease import domain
 from kvplane.lease.domain import Change, LeaseState, Outcome, OwnershipState
-from kvplane.lease.sql import epochs, grants, holders, owners
+from kvplane.lease.sql import epochs, grants, holders, owners, sessions, sweeping
+from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS
 from kvplane.lease.values import Lease
 from kvplane.worker import cut, reads
@@ -150,12 +151,12 @@ def expired_read_held_again() -> AbstractContextManager[Any]:
     """What a reader was reading when its lease ran out can be leased again."""
     old = domain.expire
 
-    def expire(own: Any, lease: Any, now_us: int) -> Any:
+    def expire(own: Any, lease: Any, now_us: int, config: Any) -> Any:
         over = lease is not None and lease.deadline_us <= now_us
         if over and lease.state is LeaseState.READING:
             ended = replace(lease, state=LeaseState.EXPIRED, ended_us=now_us)
             return Change(domain._held_again(own, now_us), ended)
-        return old(own, lease, now_us)
+        return old(own, lease, now_us, config)
 
     return everywhere(old, expire)
 
@@ -311,6 +312,41 @@ def any_holder_releases() -> AbstractContextManager[Any]:
     )
 
 
+def no_slack() -> AbstractContextManager[Any]:
+    """What a reader may be reading is freed when its lease ends, however slow its clock is."""
+    expire, sweep = domain.expire, sweeping.sweep
+
+    def strict(config: Any) -> Any:
+        return replace(config, sweep_slack_s=0.0)
+
+    return _all(
+        everywhere(sweep, lambda tx, config, rows: sweep(tx, strict(config), rows)),
+        everywhere(
+            expire, lambda own, lease, now_us, config: expire(own, lease, now_us, strict(config))
+        ),
+    )
+
+
+def late_report_of_ended_session_held() -> AbstractContextManager[Any]:
+    """A report that comes after its session's end is held."""
+    return everywhere(sessions.ended, lambda tx, named: set())
+
+
+def newer_turn_frees_nothing() -> AbstractContextManager[Any]:
+    """Older turns of a session stay held when a newer one is reported, or when they come late."""
+    return everywhere(domain.superseded, lambda candidates: [])
+
+
+def outdated_turn_held_again() -> AbstractContextManager[Any]:
+    """An older turn that is given back unread after a newer one's report stays held."""
+    return everywhere(sessions.free_outdated, lambda work, now_us: None)
+
+
+def free_now_never_sent() -> AbstractContextManager[Any]:
+    """Owners are not told to free what is over: they hold it for its whole time."""
+    return patch.object(Workspace, "order_free", lambda self, own, epoch: None)
+
+
 PLANTED: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -319,7 +355,9 @@ PLANTED: dict[str, Plant] = {
         expired_read_held_again, unused_after_sent, ended_lease_begins, cross_tenant,
         restart_forgets, longer_acked_before_done, longer_counts_at_once,
         lost_holder_not_drained, late_read_used, newer_turn_frees_readers,
-        hold_without_margin, any_holder_releases,
+        hold_without_margin, any_holder_releases, no_slack,
+        late_report_of_ended_session_held, newer_turn_frees_nothing, outdated_turn_held_again,
+        free_now_never_sent,
     )
 }  # fmt: skip
 
@@ -327,7 +365,10 @@ PLANTED: dict[str, Plant] = {
 CAUGHT_AT: dict[str, int] = {
     "anchor_ignored": 23,
     "double_grant": 5,
-    "expired_read_held_again": 13,
+    "expired_read_held_again": 6,
+    "free_now_never_sent": 30,
     "newer_turn_frees_readers": 7,
+    "no_slack": 4,
+    "outdated_turn_held_again": 33,
     "renew_revives": 35,
 }

@@ -60,7 +60,9 @@ class Worker:
         num_blocks: int,
         hold_s: float,
         block_read_s: float,
+        rate: float,
     ) -> None:
+        self._rate = rate
         self._loop, self._rng, self._checker, self._contents = loop, rng, checker, contents
         self._fabric, self._network, self._config = fabric, network, agent_config
         self.worker_id, self.role, self.kind = f"w{index}", role, kind
@@ -79,7 +81,8 @@ class Worker:
         self._lives += 1
         name = f"{self.worker_id}.{self._lives}"
         engine_id = f"engine-{name}"
-        clock = SimClock(self._loop, self._rng.random() * 1e5, self._rng.uniform(-5, 5))
+        began, wrong_s = self._rng.random() * 1e5, self._rng.uniform(-5, 5)
+        clock = SimClock(self._loop, began, wrong_s, self._rate)
         body, mind, nic = Process(name), Process(f"{name}.agent"), Process(f"{name}.nic")
         self._processes = [body, mind, nic]
         identity = WorkerIdentity(

@@ -61,10 +61,12 @@ class World:
         seed = scenario.seed
         random.seed(f"jitter {seed}")
         self.loop = VirtualLoop(random.Random(f"order {seed}"))
-        self.checker = Checker(self.loop, _MARGIN_S, trace)
+        self.checker = Checker(self.loop, _MARGIN_S, scenario.ttl_s, trace)
         self.network = Network(self.loop, random.Random(f"network {seed}"))
         self.network.watch = self.checker.answered
         self.turns = self.requests = self.faults = 0
+        self._broken = 0  # faults in force
+        self._calm_since = 0.0
         self.replicas: list[Replica] = []
         self.store: Store | None = None
         if not plain:
@@ -83,6 +85,7 @@ class World:
                 self.fabric, None if plain else self.network, agent,
                 index=index, role=role, kind=kind, num_blocks=scenario.num_blocks,
                 hold_s=scenario.hold_s, block_read_s=scenario.block_read_s,
+                rate=scenario.worker_rates[index],
             )
             for index, (role, kind) in enumerate(scenario.workers)
         ]  # fmt: skip
@@ -112,7 +115,7 @@ class World:
         """Run it all."""
         loop, scenario = self.loop, self.scenario
         for replica, offset in zip(self.replicas, scenario.clocks, strict=False):
-            replica.start(SimClock(loop, random.uniform(0, 1e5), offset))
+            self._start(replica, offset)
         for worker in self.workers:
             worker.start()
         tasks = [
@@ -138,12 +141,12 @@ class World:
         talk.task = self.loop.spawn(talk.process, talk.run())
 
     def _run_until_quiet(self) -> None:
-        loop, scenario = self.loop, self.scenario
+        scenario = self.scenario
         now = _BEFORE_S
         end = _BEFORE_S + max((f.at + f.lasts for f in scenario.faults), default=0.0)
         while now < _LONGEST_S:
             now += 1.0
-            loop.run_to(now)
+            self._run_to(now)
             if self.checker.violations:
                 return
             if now >= end and all(
@@ -157,12 +160,17 @@ class World:
                 raise AssertionError("a user crashed") from talk.task.exception()
         self._drain(now)
 
+    def _run_to(self, now: float) -> None:
+        self.loop.run_to(now)
+        if not self._broken:
+            self.checker.check_pins(self._calm_since)
+
     def _drain(self, now: float) -> None:
         """Traffic has ended and all is healed: nothing may stay held."""
         deadline = now + 45.0
         while now < deadline:
             now += 1.0
-            self.loop.run_to(now)
+            self._run_to(now)
             if self.checker.violations:
                 return
             if not self._held():
@@ -223,11 +231,14 @@ class World:
         end = self.loop.time() + fault.lasts
         undo = self._begin_fault(fault)
         if undo is not None:
+            self._broken += 1
             if fault.kind not in MESSAGE_FAULTS:
                 self.faults += 1
 
             def healed() -> None:
                 self.checker.event("HEALED", f"f{fault.index}")
+                self._broken -= 1
+                self._calm_since = self.loop.time()
                 undo()
 
             self.loop.post_at(end, self._operator, healed)
@@ -304,9 +315,13 @@ class World:
                 return lambda: self._restart(replica)
         raise AssertionError(fault.kind)
 
+    def _start(self, replica: Replica, wrong_s: float) -> None:
+        rate = self.scenario.replica_rates[replica.index]
+        replica.start(SimClock(self.loop, random.uniform(0, 1e5), wrong_s, rate))
+
     def _restart(self, replica: Replica) -> None:
         if not replica.process.alive:
-            replica.start(SimClock(self.loop, random.uniform(0, 1e5), random.uniform(-5, 5)))
+            self._start(replica, random.uniform(-5, 5))
 
     def _usual_reads(self) -> None:
         self.fabric.slow_chance = self.scenario.slow_chance

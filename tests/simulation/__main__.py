@@ -13,6 +13,7 @@ from simulation.search import Totals, catch, play, quiet, search, shrink
 
 _ROOT = Path(__file__).parents[2]
 _REPORT = _ROOT / "build" / "simulation" / "report.json"
+_PROGRESS_S = 60.0
 
 
 def main() -> int:
@@ -40,8 +41,22 @@ def main() -> int:
     quiet()
     if options.replay is not None:
         return tell(options.replay, options.plant, options.only, shrinks=not options.no_shrink)
-    began = time.monotonic()
-    totals = search(range(options.start, options.start + options.seeds), options.jobs)
+    began = said = time.monotonic()
+
+    def progress(so_far: Totals) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said < _PROGRESS_S:
+            return
+        said = now
+        write(options.report, so_far, {}, now - began)
+        print(
+            f"{so_far.seeds} of {options.seeds} seeds in {now - began:.0f} s,"
+            f" {so_far.violations} violations {so_far.violating_seeds}",
+            flush=True,
+        )
+
+    totals = search(range(options.start, options.start + options.seeds), options.jobs, progress)
     searched_s = time.monotonic() - began
     caught: dict[str, tuple[int | None, str]] = {}
     if options.planted:

@@ -6,7 +6,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,8 +100,10 @@ def _catch(job: tuple[str, int, int]) -> tuple[str, int | None, str]:
     return name, None, ""
 
 
-def search(seeds: Iterable[int], jobs: int, *, until: float | None = None) -> Totals:
-    """Run seeds; `until` is a time on the monotonic clock after which no more are begun."""
+def search(
+    seeds: Iterable[int], jobs: int, progress: Callable[[Totals], None] = lambda totals: None
+) -> Totals:
+    """Run seeds; `progress` hears of what has been shown so far."""
     every = list(seeds)
     if not every:
         return Totals()
@@ -110,8 +112,7 @@ def search(seeds: Iterable[int], jobs: int, *, until: float | None = None) -> To
     with _pool(jobs) as pool:
         for part in pool.imap_unordered(_chunk, chunks):
             totals.merge(part)
-            if until is not None and time.monotonic() > until:
-                break
+            progress(totals)
     return totals
 
 

@@ -5,8 +5,10 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
 
-from kvplane.db.database import Database
+from kvplane.db import database as databases
+from kvplane.db.database import Database, postgres_engine
 from kvplane.db.metadata import metadata
 from kvplane.kernel.clock import FakeClock
 from kvplane.kernel.errors import KvplaneError
@@ -26,7 +28,8 @@ class Replica:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.database = Database(url, clock)
+        with patch.object(databases, "postgres_engine", _patient_engine):
+            self.database = Database(url, clock)
         self.store = make_store(self.database)
 
     def begin(self, call: Call) -> Future[Any]:
@@ -100,6 +103,16 @@ class Replicas:
     def close(self) -> None:
         for replica in self._replicas:
             replica.close()
+
+
+def _patient_engine(url: Any, **options: Any) -> Any:
+    """Give a busy machine more time, except for locks: who waits for one has lost a race."""
+    arguments = options["connect_args"]
+    settings = arguments["server_settings"] | {"statement_timeout": "60000"}
+    patient = {"timeout": 60, "command_timeout": 60, "server_settings": settings}
+    return postgres_engine(
+        url, **options | {"pool_timeout": 60, "connect_args": arguments | patient}
+    )
 
 
 def _outcome(future: Future[Any]) -> Any:

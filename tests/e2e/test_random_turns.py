@@ -161,7 +161,10 @@ async def test_random_conversations(cluster: Cluster) -> None:
     crowd = Crowd(cluster, random.Random(SEED))
     before = await bytes_read(cluster.prefill.url)
     while crowd.counts["turns"] < TURNS:
+        done = crowd.counts["turns"] // 100
         await crowd.step()
+        if crowd.counts["turns"] // 100 > done:
+            print(f"\n{crowd.counts['turns']} turns", flush=True)
     read = (await bytes_read(cluster.prefill.url) - before) // KV_BYTES_PER_TOKEN
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(crowd.counts.items()))
     print(f"\nseed {SEED}: {counts}, prompt tokens read: {read}")

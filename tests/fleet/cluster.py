@@ -23,7 +23,7 @@ THRESHOLD = 16
 NARROW_BLOCKS = 400
 # vLLM declines what runs out within 5 s.
 PLAIN_HOLD_S = 16.0
-PLAIN_PREFILL_HOLD_S = 4.0
+PLAIN_PREFILL_HOLD_S = 12.0
 
 _PLAIN_HOLDS = (
     f"--kv-lease-duration={PLAIN_PREFILL_HOLD_S}",

@@ -29,9 +29,9 @@ MODEL = "reference"
 # Seconds. What is held is gone after this, whatever was lost.
 DECODE_HOLD = 15.0
 PREFILL_HOLD = 6.0
-WORKER_TIMEOUT = 3.0
+WORKER_TIMEOUT = 4.0
 READ_LIMIT = 3.0
-ROUTE_BOUND = 2.0
+ROUTE_BOUND = 4.0
 REUSE_BOUND = 4.0
 TTL = 4.0
 # What a turn may take when nobody has to wait for an engine: Route's bound, and computing on
@@ -50,9 +50,9 @@ SETTINGS = {
     "KVPLANE_GATEWAY_REUSE_TIMEOUT_S": str(REUSE_BOUND),
     # A busy machine must not pass for an outage.
     "KVPLANE_GATEWAY_ROUTE_TIMEOUT_S": str(ROUTE_BOUND),
-    "KVPLANE_ROUTING_SESSION_BOUND_S": "0.7",
-    "KVPLANE_ROUTING_LEASE_BOUND_S": "0.7",
-    "KVPLANE_ROUTING_REPORT_WAIT_S": "0.5",
+    "KVPLANE_ROUTING_SESSION_BOUND_S": "1.5",
+    "KVPLANE_ROUTING_LEASE_BOUND_S": "1.5",
+    "KVPLANE_ROUTING_REPORT_WAIT_S": "1",
 }
 SERVICES = ("session", "lease", "routing")
 GATEWAYS = ("gateway-1", "gateway-2")
@@ -139,6 +139,8 @@ class Plane:
             f"--decoder-kv-blocks-ttl={DECODE_HOLD}",
             f"--kv-lease-duration={PREFILL_HOLD}",
             f"--read-limit={READ_LIMIT}",
+            "--begin-wait=1.5",
+            "--grant-wait=1.5",
             "--num-blocks=1024",
             "--debug",
         )
@@ -190,7 +192,7 @@ class Plane:
     async def restart(self, name: str) -> None:
         """Start a process that was killed, and wait until it is ready."""
         self.servers[name].start()
-        await asyncio.to_thread(wait_for, [self.servers[name]], 30)
+        await asyncio.to_thread(wait_for, [self.servers[name]], 60)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[KvplaneClient]:

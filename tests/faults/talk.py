@@ -17,7 +17,7 @@ from kvplane.kernel.errors import NotFound
 _WORDS = " ".join(text.read(name) for name in text.NAMES).split()
 _TURNS = 6
 # Reuse begins again within so many seconds: a grace, reconnections, and two turns.
-_BACK = 20
+_BACK = 40
 _numbers = itertools.count()
 
 
@@ -55,12 +55,15 @@ class Talk:
                     return
                 content = _words(len(self.names) * 97 + turn * 31, 30 if turn else 150)
                 messages.append({"role": "user", "content": content})
-                reply = await self._turn(http, speaker, name, messages)
+                reply = await self.turn(http, speaker, name, messages)
                 messages.append({"role": "assistant", "content": reply})
 
-    async def _turn(
+    async def turn(
         self, http: httpx.AsyncClient, speaker: int, name: str, messages: list[dict[str, Any]]
     ) -> str:
+        """Send a conversation that ends with the user; return the answer, which is right."""
+        if name not in self.names:
+            self.names.append(name)
         loop = asyncio.get_running_loop()
         body = {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0}
         began = loop.time()

@@ -56,7 +56,7 @@ async def two_replicas(database: Database, plane: Plane) -> AsyncIterator[tuple[
         )
         addresses.append(f"127.0.0.1:{port}")
     try:
-        await asyncio.to_thread(wait_for, servers, 30)
+        await asyncio.to_thread(wait_for, servers, 60)
         yield tuple(lease_api(address, tenant="acme") for address in addresses)
     finally:
         stop_all(servers)
@@ -158,7 +158,7 @@ async def test_services_come_back_with_clocks_that_are_off(plane: Plane) -> None
             plane.servers[name].kill()
             plane.clocks[name].set(off)
             plane.servers[name].start()
-        await asyncio.to_thread(wait_for, [plane.servers[n] for n in SERVICES], 30)
+        await asyncio.to_thread(wait_for, [plane.servers[n] for n in SERVICES], 60)
         await running.reuse_is_back()
 
 
@@ -175,7 +175,7 @@ async def test_a_clock_that_jumps_over_a_restart_on_sqlite(tmp_path: Path) -> No
                 for name in SERVICES:
                     plane.servers[name].kill()
                     plane.servers[name].start()
-                await asyncio.to_thread(wait_for, [plane.servers[n] for n in SERVICES], 30)
+                await asyncio.to_thread(wait_for, [plane.servers[n] for n in SERVICES], 60)
                 await running.reuse_is_back()
     finally:
         await asyncio.to_thread(plane.stop)

@@ -2,9 +2,23 @@
 
 import asyncio
 
+import httpx
 import pytest
-from faults.plane import BOUND, ENGINES, GATEWAYS, SERVICES, WORKER_TIMEOUT, Plane, links
-from faults.talk import talking
+from e2e.waiting import eventually
+from faults.plane import (
+    BOUND,
+    DECODE_HOLD,
+    ENGINES,
+    GATEWAYS,
+    LIVE,
+    SERVICES,
+    WORKER_TIMEOUT,
+    Plane,
+    links,
+)
+from faults.talk import Talk, talking
+from kvplane.api.lease.v1 import lease_pb2 as lease
+from kvplane.api.session.v1 import session_pb2 as session
 
 pytestmark = pytest.mark.processes
 
@@ -22,6 +36,33 @@ async def test_connections_are_cut(plane: Plane) -> None:
             await asyncio.sleep(0.5)
             plane.links.heal()
             await running.reuse_is_back()
+
+
+async def test_a_report_that_got_lost_is_made_again(plane: Plane) -> None:
+    """It was sent, and swallowed by the network; the next connection brings it."""
+    reports = links(["decode-1", "decode-2"], "lease")
+    talk = Talk(plane, BOUND)
+    async with httpx.AsyncClient(timeout=60) as http, plane.client() as client:
+        messages = [{"role": "user", "content": "Which one is it?" * 10}]
+        messages.append(
+            {"role": "assistant", "content": await talk.turn(http, 0, "lost", messages)}
+        )
+        messages.append({"role": "user", "content": "And now?"})
+        plane.links.silence("up", *reports)
+        await talk.turn(http, 0, "lost", messages)
+        found = await client.sessions.GetSession(session.GetSessionRequest(name="lost"))
+        request = lease.ListOwnershipsRequest(session_id=found.session.session_id, states=LIVE)
+
+        async def second_turn() -> bool:
+            owned = (await client.leases.ListOwnerships(request)).ownerships
+            return any(one.turn == 2 and not one.for_decode for one in owned)
+
+        assert not await second_turn()
+        plane.links.cut(*reports)
+        plane.links.heal()
+        await eventually(second_turn, DECODE_HOLD / 2)
+    await talk.end()
+    await plane.nothing_held(8)
 
 
 @pytest.mark.parametrize(

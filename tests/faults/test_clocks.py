@@ -18,7 +18,7 @@ from kvplane.client import LeaseApi, lease_api
 from kvplane.db import migrate
 from runtime.processes import environment
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 HOUR = 3600.0
 SWEEP = 0.5

@@ -7,7 +7,7 @@ from faults.conftest import Database
 from faults.plane import BOUND, Plane
 from faults.talk import talking
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])

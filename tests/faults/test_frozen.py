@@ -17,7 +17,7 @@ from faults.plane import (
 )
 from faults.talk import talking
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import pytest
 from faults.plane import BOUND, SERVICES, Plane
 from faults.talk import talking
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -20,7 +20,7 @@ from faults.talk import Talk, talking
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.session.v1 import session_pb2 as session
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 GATEWAY = links(GATEWAYS, *SERVICES)
 TO_LEASES = links(list(ENGINES), "lease")

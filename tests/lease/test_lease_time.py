@@ -38,18 +38,17 @@ async def test_an_expired_read_is_not_given_to_another(plane: Plane, replica: Re
 
 
 async def test_nobody_waits_for_the_sweep(plane: Plane, replica: Replica):
-    """What is over when a grant is asked for is ended there and then."""
+    """An unread lease that is over when a grant is asked for is ended there and then."""
     await replica.held()
     first = (await replica.grant("q1")).lease
     await plane.sleep(10.2)
     second = await replica.reading("q2", worker="p1")
     assert second.fencing_token == 2
     assert (await replica.lease(first)).state == pb.LEASE_STATE_EXPIRED
-    await plane.sleep(10.2)
+    # What is being read is the sweep's, which waits after a start: see below.
+    await plane.sleep(11)
     assert (await replica.grant("q3")).refusal_reason == pb.REFUSAL_REASON_ALREADY_LEASED
-    await plane.sleep(0.5)
-    assert (await replica.grant("q4")).refusal_reason == pb.REFUSAL_REASON_NOT_HELD
-    assert [(order, r) for order, r, _ in await replica.commands()] == [("free", "r1")]
+    assert await replica.commands() == []
 
 
 async def test_a_renewed_lease_is_not_swept(plane: Plane, replica: Replica):

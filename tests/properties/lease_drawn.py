@@ -345,6 +345,7 @@ def _beginnings() -> st.SearchStrategy[list[Drawn]]:
 
 
 beginnings = _beginnings()
+at_the_edge = st.one_of(renewals(), begins(), releases(), grants(), sweeps)
 
 
 def _groups(about: About) -> st.SearchStrategy[list[tuple[Drawn, int]]]:

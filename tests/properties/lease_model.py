@@ -103,16 +103,16 @@ class LeaseModel(Owners):
         expect(answer.refusal, None, "refusal")
 
     def _target(self, order: GrantOrder) -> Ownership | None:
-        """End what is over of what is asked for, and return what may be read, if anything."""
+        """End what is over, and not being read, of what is asked for; return what may be read."""
         if not order.session_id:
-            self.end_overdue(order.ownership_id)
+            self._end_unread(order.ownership_id)
             own = self.owns.get(order.ownership_id)
             if own is None or not own.tenant_id:
                 return None
             return own if order.tenant_id in {None, own.tenant_id} else None
         tenant_id = order.tenant_id or ""
         for own in self.of_session(tenant_id, order.session_id):
-            self.end_overdue(own.ownership_id)
+            self._end_unread(own.ownership_id)
         live = [
             own
             for own in self.of_session(tenant_id, order.session_id)
@@ -120,6 +120,12 @@ class LeaseModel(Owners):
         ]
         held = [own for own in live if own.state is HELD]
         return max(held or live, key=age, default=None)
+
+    def _end_unread(self, ownership_id: str) -> None:
+        own = self.owns.get(ownership_id)
+        lease = self.leases.get(own.lease_id) if own is not None else None
+        if lease is None or lease.state is LeaseState.GRANTED:
+            self.end_overdue(ownership_id)
 
     def _absence(self, order: GrantOrder, answered: Refusal | None) -> Refusal:
         found = [

@@ -113,6 +113,15 @@ class LeaseMachine(StoreMachine):
         self.pass_time(seconds)
         self.known.now_us = self.replicas.now_us
 
+    @rule(edge=st.sampled_from([0, 0.499999, 0.5, -0.000001]), call=drawn.at_the_edge, replica=on)
+    def comes_at_the_end(self, edge, call, replica):
+        """Go to where the lease that ends next ends, or nearly, and use it."""
+        ends = [one.deadline_us for one in self.known.leases if not one.ended_us]
+        seconds = (min(ends, default=0) - self.replicas.now_us) / 1e6 + edge
+        if seconds > 0:
+            self.time_passes(seconds)
+        self.make(call, replica)
+
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_lease_store(url: str, machine_settings: settings) -> None:

@@ -234,8 +234,8 @@ class LeaseStore(Protocol):
     async def grant(self, order: GrantOrder, lease_id: str, *, final: bool) -> Granted:
         """Give a lease, or refuse, and remember the answer under (tenant, request_id).
 
-        What time has ended is ended first, swept or not. The same request again gets the
-        same lease as it now is, or the same refusal.
+        Holds and unread leases whose time is over are ended first, swept or not. The same
+        request again gets the same lease as it now is, or the same refusal.
         Unless `final`, an absence that a report could still fill is `pending` and not
         remembered.
 

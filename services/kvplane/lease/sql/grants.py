@@ -13,7 +13,7 @@ from kvplane.lease.sql.sessions import free_outdated
 from kvplane.lease.sql.tables import lease_requests, leases, ownerships
 from kvplane.lease.sql.workspace import Workspace, load_payload
 from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder
-from kvplane.lease.values import Ownership, OwnershipState, Payload, Refusal
+from kvplane.lease.values import LeaseState, Ownership, OwnershipState, Payload, Refusal
 
 _R = lease_requests.c
 _ANSWER = prepared(
@@ -39,7 +39,7 @@ def grant_lease(
     work = Workspace(tx)
     _lock_target(work, order)
     now_us = tx.now_us()
-    effects |= _end_what_is_over(work, config, now_us)
+    effects |= _end_what_was_not_read(work, config, now_us)
     own = _target(work, tenant_id, order, now_us)
     if own is None:
         refusal = _absence(tx, tenant_id, order)
@@ -93,15 +93,18 @@ def _target(work: Workspace, tenant_id: str, order: GrantOrder, now_us: int) -> 
     return own if own is not None and own.tenant_id and own.tenant_id == tenant_id else None
 
 
-def _end_what_is_over(work: Workspace, config: LeaseConfig, now_us: int) -> Effects:
-    """Do for the locked ones what a sweep would, so that nobody waits for the next one."""
-    changes = [
-        expire(own, work.current_lease(own), now_us, config) for own in work.ownerships.values()
-    ]
-    if not any(changes):
-        return NO_EFFECTS
-    for change in filter(None, changes):
-        work.apply(change)
+def _end_what_was_not_read(work: Workspace, config: LeaseConfig, now_us: int) -> Effects:
+    """End holds and unread leases whose time is over, so that nobody waits for the sweep.
+
+    What is being read is left to the sweep, which begins a while after a start: SQLite's
+    clock is the process's, and may have been set forward in between.
+    """
+    for own in list(work.ownerships.values()):
+        lease = work.current_lease(own)
+        if lease is None or lease.state is LeaseState.GRANTED:
+            change = expire(own, lease, now_us, config)
+            if change is not None:
+                work.apply(change)
     free_outdated(work, now_us)
     return work.flush(now_us)
 

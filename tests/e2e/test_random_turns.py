@@ -24,7 +24,7 @@ from e2e.cluster import KV_BYTES_PER_TOKEN, Cluster
 TURNS = int(os.environ.get("KVPLANE_E2E_TURNS", "80"))
 SEED = int(os.environ.get("KVPLANE_E2E_SEED", "1"))
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600 + 10 * TURNS)]
+pytestmark = pytest.mark.vllm
 
 CONVERSATIONS = 5
 # Of a conversation's text; then it ends and another begins.
@@ -157,6 +157,7 @@ class Crowd:
         self.counts[reply.headers["x-kvplane-decision"]] += 1
 
 
+@pytest.mark.timeout(600 + 10 * TURNS)
 async def test_random_conversations(cluster: Cluster) -> None:
     crowd = Crowd(cluster, random.Random(SEED))
     before = await bytes_read(cluster.prefill.url)

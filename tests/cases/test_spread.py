@@ -104,8 +104,8 @@ async def test_first_turns_spread_and_later_ones_stay_until_the_gap_is_passed(fl
             assert (await talk.say("And then?")).decision == "reuse"
             assert await at(talk) == owner
 
-        # The owner is slow now, so that its requests pile up.
-        await post(fleet.decodes[owner], "/debug/faults", read_delay_s=6)
+        # The owner's reads last until they are let go, so that its requests pile up.
+        await post(fleet.decodes[owner], "/debug/faults", slow_reads_s=60)
         piled: list[asyncio.Task[Answer]] = []
         for talk in talks[: GAP + 1]:
             piled.append(asyncio.create_task(talk.say("Go on.", right=False)))
@@ -116,6 +116,7 @@ async def test_first_turns_spread_and_later_ones_stay_until_the_gap_is_passed(fl
         for talk, answer in zip(talks[GAP + 1 :], moved, strict=True):
             assert (answer.decision, answer.reason) == ("recompute", "owner_overloaded")
             assert await at(talk) != owner
+        await post(fleet.decodes[owner], "/debug/faults", slow_reads_s=0)
         # The others, the last of which met the gap and did not pass it, have stayed.
         assert {answer.decision for answer in await asyncio.gather(*piled)} == {"reuse"}
         assert {await at(talk) for talk in talks[: GAP + 1]} == {owner}

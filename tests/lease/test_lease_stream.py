@@ -1,6 +1,7 @@
 """The worker's stream: in process over both databases, and over gRPC."""
 
 import asyncio
+import itertools
 
 import grpc
 import pytest
@@ -12,11 +13,15 @@ from lease.harness import Plane, Replica, seconds, to_seconds, until
 LIMIT = 10.0
 
 
+_numbers = itertools.count(1)
+
+
 class Worker:
     """A worker's end of the stream."""
 
     def __init__(self, connect, worker: str = "d1", epoch: int = 1) -> None:
         self.worker, self.epoch = worker, epoch
+        self.number = next(_numbers)
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] = asyncio.Queue()
         self.answers = connect(self._requests())
         self.anchor = 0
@@ -44,7 +49,11 @@ class Worker:
 
     async def hello(self, *held: str) -> pb.Welcome:
         handles = [pb.OwnedHandle(engine_id="engine-d1", request_id=r) for r in held]
-        self.send(hello=pb.Hello(worker_id=self.worker, epoch=self.epoch, held=handles))
+        self.send(
+            hello=pb.Hello(
+                worker_id=self.worker, epoch=self.epoch, held=handles, number=self.number
+            )
+        )
         welcome = await self.next("welcome")
         self.anchor = welcome.anchor
         return welcome
@@ -206,6 +215,25 @@ async def test_a_stale_epoch_ends_the_stream(running: Replica):
         await worker.end()
 
 
+async def test_a_hello_that_was_long_under_way_withdraws_nothing(plane: Plane, replica: Replica):
+    """It was sent before the newer stream's, by a replica that stood still, and says less."""
+    late = Worker(replica.rpc.Connect)
+    newer = Worker(replica.rpc.Connect)
+    await newer.hello("r1")
+    own = await replica.held("r1")
+    lease = await replica.reading()
+    with pytest.raises(Unavailable):
+        await late.hello()
+    assert (await replica.owned(own)).state == pb.OWNERSHIP_STATE_LEASED
+    assert (await replica.renew(lease))[0].renewed
+    await newer.report(replica.ownership("r2", "s2"))
+
+    await replica.end_epoch("d1", 2)
+    again = Worker(replica.rpc.Connect, epoch=2)
+    again.number = 1
+    await again.hello()
+
+
 async def test_a_newer_stream_replaces_the_older(running: Replica):
     older = Worker(running.rpc.Connect)
     await older.hello()
@@ -226,7 +254,7 @@ async def test_a_newer_stream_replaces_the_older(running: Replica):
         ({"report": pb.Report(sequence=1)}, r"report\.time_anchor\.anchor"),
         ({"withdraw": pb.Withdraw(handles=[pb.OwnedHandle()])}, r"handles\[0\]\.engine_id"),
         ({"command_ack": pb.CommandAck()}, r"command_ack\.command_id"),
-        ({"hello": pb.Hello(worker_id="d1", epoch=1)}, "message"),
+        ({"hello": pb.Hello(worker_id="d1", epoch=1, number=2)}, "message"),
         ({}, "message"),
     ],
 )
@@ -244,6 +272,7 @@ async def test_a_wrong_message_ends_the_stream(sqlite: Plane, message, field: st
         ({"report": pb.Report(sequence=1)}, "hello"),
         ({"hello": pb.Hello(epoch=1)}, r"hello\.worker_id"),
         ({"hello": pb.Hello(worker_id="d1")}, r"hello\.epoch"),
+        ({"hello": pb.Hello(worker_id="d1", epoch=1)}, r"hello\.number"),
         (
             {"hello": pb.Hello(worker_id="d1", epoch=1, held=[pb.OwnedHandle(engine_id="e")])},
             r"hello\.held\[0\]\.request_id",

@@ -39,6 +39,11 @@ class Withdraw:
         return await store.withdraw(self.worker, self.epoch, self.handles)
 
 
+def stream_number(stream: str) -> int:
+    """Return the number of a stream of that name, 0 for none."""
+    return int(stream.rpartition("-")[2] or 0)
+
+
 @dataclass(frozen=True)
 class Hello:
     worker: str
@@ -47,7 +52,12 @@ class Hello:
     held: list[Handle]
 
     async def on(self, store: Store) -> Any:
-        return await store.hello(self.worker, self.epoch, self.stream, self.held)
+        return await store.hello(self.worker, self.epoch, self.stream, self.number, self.held)
+
+    @property
+    def number(self) -> int:
+        """Which of its worker's streams it is: the end of its name."""
+        return stream_number(self.stream)
 
 
 @dataclass(frozen=True)

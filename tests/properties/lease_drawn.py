@@ -168,12 +168,16 @@ def withdrawals(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
 def hellos(draw: st.DrawFn, about: About = ANYTHING) -> Drawn:
     worker, off = draw(about.owners), draw(off_by)
     held = [handle(worker, n) for n in draw(st.lists(about.numbers, max_size=3))]
-    forgets = draw(odds) > 11
+    forgets, late = draw(odds) > 11, draw(odds) > 12
 
     def resolve(known: Known) -> calls.Hello:
-        known.streams[worker] = known.new_id("stream")
+        stream = known.new_id("stream")
+        if late:
+            stream = f"stream-{max(1, known.made - 12):04}"
+        else:
+            known.streams[worker] = stream
         kept = [] if forgets else [whose for owner, whose in known.live if owner == worker]
-        return calls.Hello(worker, known.epoch(worker, off), known.streams[worker], held + kept)
+        return calls.Hello(worker, known.epoch(worker, off), stream, held + kept)
 
     return resolve
 

@@ -101,6 +101,9 @@ class Owners(Lookups):
         if self.known_epoch(call.worker) > call.epoch:
             return StaleEpoch
         self.reach_epoch(call.worker, call.epoch)
+        stream = self.workers[call.worker][1]
+        if call.stream != stream and call.number <= calls.stream_number(stream):
+            return Unavailable
         self.workers[call.worker] = (call.epoch, call.stream)
         named = {handle.ownership_id for handle in call.held}
         for ident, own in list(self.owns.items()):

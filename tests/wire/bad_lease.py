@@ -177,7 +177,7 @@ LEASE: Final[dict[str, list[Bad]]] = {
         *bad("hello.held", [_TWICE] * 20_001),
         *_handle("hello.held[0]"),
         *unset("message", "command_ack", later=True),
-        *bad("message", pb.Hello(worker_id="again", epoch=1), at="hello", later=True),
+        *bad("message", pb.Hello(worker_id="again", epoch=1, number=1), at="hello", later=True),
         *_reports("report.", later=True),
         *bad("withdraw.handles", [_TWICE] * 1001, later=True),
         *_handle("withdraw.handles[0]", later=True),

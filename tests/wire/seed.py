@@ -262,7 +262,7 @@ RIGHT: Final[dict[str, Right]] = {
         worker_id=s.decode, current_epoch=2
     ),
     "LeaseService/Connect": lambda s: lease.ConnectRequest(
-        hello=lease.Hello(worker_id=s.decode, epoch=1, held=[s.handle()])
+        hello=lease.Hello(worker_id=s.decode, epoch=1, held=[s.handle()], number=1)
     ),
     "RoutingService/Route": lambda s: routing.RouteRequest(
         request_id=f"route-{s.tag}",

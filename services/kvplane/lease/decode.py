@@ -54,6 +54,12 @@ def epoch(field: str, value: int) -> int:
     return value
 
 
+def stream_number(field: str, value: int) -> int:
+    """Return which of its streams a worker opens; they count from 1."""
+    between(field, value, 1, _MAX_INT64)
+    return value
+
+
 def worker(prefix: str, worker_id: str, number: int) -> tuple[str, int]:
     """Return a worker's id and epoch."""
     return identifier(f"{prefix}worker_id", worker_id), epoch(f"{prefix}epoch", number)

@@ -180,7 +180,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             raise InvalidField("hello", "must be the first message of the stream")
         worker_id, epoch = decode.worker("hello.", first.hello.worker_id, first.hello.epoch)
         held = decode.handles("hello.held", first.hello.held, decode.MAX_INVENTORY)
-        stream = await self._streams.open(worker_id, epoch, held)
+        number = decode.stream_number("hello.number", first.hello.number)
+        stream = await self._streams.open(worker_id, epoch, number, held)
         listening = asyncio.create_task(self._listen(incoming, stream))
         try:
             async for event in stream.events():

@@ -214,12 +214,15 @@ class LeaseStore(Protocol):
         ...
 
     async def hello(
-        self, worker_id: str, epoch: int, stream_id: str, held: list[Handle]
+        self, worker_id: str, epoch: int, stream_id: str, number: int, held: list[Handle]
     ) -> Welcomed:
-        """Make `stream_id` the worker's stream and believe its inventory.
+        """Make `stream_id` the worker's stream, its `number`-th, and believe its inventory.
 
         Live ownerships of the worker that are not in `held` are withdrawn. Held ones that
         have ended here are ordered to be freed, unless their read still drains.
+
+        Raises Unavailable when the worker has opened a newer stream since: what it has
+        pinned in between is not in `held`.
         """
         ...
 

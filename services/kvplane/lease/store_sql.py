@@ -61,10 +61,12 @@ class SqlLeaseStore:
         return await self._run(lambda tx: owners.withdraw_handles(tx, worker_id, epoch, handles))
 
     async def hello(
-        self, worker_id: str, epoch: int, stream_id: str, held: list[Handle]
+        self, worker_id: str, epoch: int, stream_id: str, number: int, held: list[Handle]
     ) -> Welcomed:
         """See `LeaseStore`."""
-        return await self._run(lambda tx: owners.hello(tx, worker_id, epoch, stream_id, held))
+        return await self._run(
+            lambda tx: owners.hello(tx, worker_id, epoch, stream_id, number, held)
+        )
 
     async def end_epoch(self, worker_id: str, current_epoch: int) -> tuple[int, int, Effects]:
         """See `LeaseStore`."""

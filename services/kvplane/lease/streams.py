@@ -92,10 +92,10 @@ class Streams:
         self._open: dict[str, Stream] = {}
         self._news = asyncio.Event()
 
-    async def open(self, worker_id: str, epoch: int, held: list[Handle]) -> Stream:
-        """Welcome a worker; an older stream of it ends. Raises StaleEpoch."""
+    async def open(self, worker_id: str, epoch: int, number: int, held: list[Handle]) -> Stream:
+        """Welcome a worker; an older stream of it ends. Raises StaleEpoch, Unavailable."""
         stream = Stream(worker_id, epoch, self._ids.new("stream"))
-        welcomed = await self._store.hello(worker_id, epoch, stream.stream_id, held)
+        welcomed = await self._store.hello(worker_id, epoch, stream.stream_id, number, held)
         older = self._open.get(worker_id)
         if older is not None:
             self._end_replaced(older, epoch)

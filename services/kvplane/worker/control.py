@@ -45,6 +45,7 @@ class Control:
         self._load, self._epoch_ended = load, epoch_ended
         self.epoch = 0  # 0: not registered yet
         self._seen = 0  # the highest epoch heard of
+        self._streams = 0  # opened so far
         # The circuit breaker: a reason while reads are refused at once.
         self.away: str | None = "not connected to the control plane yet"
         self._known = asyncio.Event()
@@ -171,8 +172,12 @@ class Control:
 
     async def _converse(self, leases: LeaseApi, epoch: int) -> None:
         outbox: asyncio.Queue[lease.ConnectRequest] = asyncio.Queue()
+        self._streams += 1
         hello = lease.Hello(
-            worker_id=self._identity.worker_id, epoch=epoch, held=self._holdings.handles()
+            worker_id=self._identity.worker_id,
+            epoch=epoch,
+            held=self._holdings.handles(),
+            number=self._streams,
         )
         outbox.put_nowait(lease.ConnectRequest(hello=hello))
         self._outbox = outbox

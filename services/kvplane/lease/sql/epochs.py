@@ -1,6 +1,6 @@
 """Worker epochs: which is the newest, and the end of the older ones."""
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import bindparam, delete, or_, select, update
 
 from kvplane.db.database import Tx
 from kvplane.db.prepared import insert_ignore, prepared
@@ -49,6 +49,21 @@ def ensure_stream(tx: Tx, worker_id: str, stream_id: str) -> None:
         raise Unavailable("a newer stream of this worker has taken over")
 
 
+def begin_stream(tx: Tx, worker_id: str, stream_id: str, number: int) -> None:
+    """Make it the worker's stream; `ensure_epoch`, exclusive, comes first.
+
+    Raises Unavailable for one that is no newer than the last. Its Hello was under way for
+    longer than another one, and would withdraw what the worker has pinned meanwhile.
+    """
+    e = worker_epochs.c
+    newer = update(worker_epochs).where(
+        e.worker_id == worker_id, or_(e.stream_number < number, e.stream_id == stream_id)
+    )
+    changed = tx.connection.execute(newer.values(stream_id=stream_id, stream_number=number))
+    if not changed.rowcount:
+        raise Unavailable("a newer stream of this worker has taken over")
+
+
 def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Effects]:
     """Void what a worker owned and held before `current_epoch`; see the store's contract."""
     known = _lock(tx, worker_id, exclusive=True)
@@ -58,7 +73,7 @@ def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Eff
         tx.connection.execute(
             update(worker_epochs)
             .where(worker_epochs.c.worker_id == worker_id)
-            .values(epoch=current_epoch, stream_id="")
+            .values(epoch=current_epoch, stream_id="", stream_number=0)
         )
     owned = set(
         tx.connection.scalars(
@@ -76,13 +91,14 @@ def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Eff
             leases.c.holder_epoch < current_epoch,
         )
     ).all()
+    work = Workspace(tx)
+    work.lock(owned | {row.ownership_id for row in held}, (row.lease_id for row in held))
+    # After the locks: whoever had them may have left an order.
     tx.connection.execute(
         delete(lease_commands).where(
             lease_commands.c.worker_id == worker_id, lease_commands.c.epoch < current_epoch
         )
     )
-    work = Workspace(tx)
-    work.lock(owned | {row.ownership_id for row in held}, (row.lease_id for row in held))
     now_us = tx.now_us()
     live_before = {ident for ident, lease in work.leases.items() if lease.live}
     lost = 0
@@ -106,4 +122,4 @@ def _lock(tx: Tx, worker_id: str, *, exclusive: bool) -> int | None:
 
 
 def _add(tx: Tx, worker_id: str, epoch: int) -> None:
-    _INSERT.one(tx, worker_id=worker_id, epoch=epoch, stream_id="")
+    _INSERT.one(tx, worker_id=worker_id, epoch=epoch, stream_id="", stream_number=0)

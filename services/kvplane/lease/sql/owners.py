@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy import delete, select, tuple_
 
 from kvplane.db.database import Tx
 from kvplane.kernel.errors import InvalidField
@@ -17,8 +17,8 @@ from kvplane.lease.domain import (
     withdraw,
 )
 from kvplane.lease.sql import sessions
-from kvplane.lease.sql.epochs import ensure_epoch, ensure_stream
-from kvplane.lease.sql.tables import lease_commands, ownerships, worker_epochs
+from kvplane.lease.sql.epochs import begin_stream, ensure_epoch, ensure_stream
+from kvplane.lease.sql.tables import lease_commands, ownerships
 from kvplane.lease.sql.workspace import (
     INSERT_COMMAND,
     OWNERSHIP_COLUMNS,
@@ -116,14 +116,12 @@ def withdraw_handles(tx: Tx, worker_id: str, epoch: int, handles: list[Handle]) 
     return Withdrawn(answers, ended)
 
 
-def hello(tx: Tx, worker_id: str, epoch: int, stream_id: str, held: list[Handle]) -> Welcomed:
+def hello(
+    tx: Tx, worker_id: str, epoch: int, stream_id: str, number: int, held: list[Handle]
+) -> Welcomed:
     """See `LeaseStore.hello`."""
     ended = ensure_epoch(tx, worker_id, epoch, exclusive=True)
-    tx.connection.execute(
-        update(worker_epochs)
-        .where(worker_epochs.c.worker_id == worker_id)
-        .values(stream_id=stream_id)
-    )
+    begin_stream(tx, worker_id, stream_id, number)
     held_ids = {handle.ownership_id for handle in held}
     believed = set(
         tx.connection.scalars(

@@ -138,4 +138,6 @@ worker_epochs = Table(
     Column("worker_id", _ID, primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("stream_id", _ID, nullable=False),
+    # The worker's own count of its streams in this epoch.
+    Column("stream_number", BigInteger, nullable=False),
 )

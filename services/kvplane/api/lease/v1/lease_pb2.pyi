@@ -491,14 +491,16 @@ class ConnectRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., command_ack: _Optional[_Union[CommandAck, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "epoch", "held")
+    __slots__ = ("worker_id", "epoch", "held", "number")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     held: _containers.RepeatedCompositeFieldContainer[OwnedHandle]
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[OwnedHandle, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[OwnedHandle, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("sequence", "time_anchor", "ownerships")

@@ -1,4 +1,4 @@
-"""ended sessions."""
+"""ended sessions and stream numbers."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,14 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("ended_sessions", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_ended_sessions_ended_us"), ["ended_us"], unique=False)
+    op.add_column(
+        "worker_epochs",
+        sa.Column("stream_number", sa.BigInteger(), nullable=False, server_default="0"),
+    )
 
 
 def downgrade() -> None:
+    op.drop_column("worker_epochs", "stream_number")
     with op.batch_alter_table("ended_sessions", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_ended_sessions_ended_us"))
     op.drop_table("ended_sessions")

@@ -163,12 +163,13 @@ def test_a_draining_read_frees_at_its_end_whatever_ended_it():
     assert expire(own, lost.lease, lease.deadline_us + SLACK, CONFIG).free_now
 
 
-def test_an_owner_that_is_gone_is_told_nothing():
+def test_an_owner_that_was_lost_is_told_when_its_reader_is_done():
+    """It may be back: what it said it holds was spared while it was read."""
     own, lease = reading(owned())
     lost = lose_owner(own, lease, NOW + 1)
     assert lost.ownership.state is OwnershipState.LOST
     over = expire(lost.ownership, lost.lease, lease.deadline_us + SLACK, CONFIG)
-    assert (over.free_now, over.ownership.lease_id) == (False, "")
+    assert (over.free_now, over.ownership.lease_id) == (True, "")
 
 
 def test_an_unused_lease_after_the_hold_gives_nothing_back():

@@ -52,6 +52,17 @@ async def test_a_read_of_a_reader_thought_dead_drains_until_its_deadline(
     assert [(order, r) for order, r, _ in await replica.commands()] == [("free", "r1")]
 
 
+async def test_an_owner_thought_dead_is_told_once_its_reader_is_done(replica: Replica):
+    """It is the same process, in a new epoch, and still has the blocks pinned."""
+    await replica.held()
+    lease = await replica.reading()
+    await replica.end_epoch("d1", 2)
+    assert await replica.commands() == []
+    await replica.release(lease)
+    orders = await replica.execute("SELECT epoch, request_id FROM lease_commands")
+    assert orders == [(2, "r1")]
+
+
 async def test_old_messages_change_nothing(replica: Replica):
     await replica.held()
     await replica.end_epoch("d1", 3)

@@ -92,7 +92,7 @@ inline give_back() {    /* FreeNow, repeated until carried out; moot for blocks 
     own = GONE; free_now = (pin == own_n)
 }
 
-inline drained() { draining = false; if :: own != GONE -> give_back() :: else fi }
+inline drained() { draining = false; give_back() }      /* a lost owner may be back, too */
 
 inline free() {         /* the session ends, or the lease is revoked */
     if

@@ -90,14 +90,14 @@ class Ending(LeaseRows):
             self.drained(own, lease, OwnershipState.CONSUMED)
         return self.owns[own.ownership_id].state
 
-    def drained(self, own: Ownership, lease: Lease, state: OwnershipState) -> bool:
-        """End a drain; tell whether the owner still has to be told."""
+    def drained(self, own: Ownership, lease: Lease, state: OwnershipState) -> int:
+        """End a drain; return in which epoch the owner is to be told."""
         self.leases[lease.lease_id] = replace(lease, draining=False)
         if own.state in LIVE:
             self.end(own, state)
-            return True
+            return own.epoch
         self.owns[own.ownership_id] = replace(own, lease_id="")
-        return False
+        return self.known_epoch(own.worker_id)
 
     def released(self, lease: Lease, *, consumed: bool) -> None:
         """Take the holder's word for what it did."""
@@ -110,8 +110,7 @@ class Ending(LeaseRows):
                 self.give_back(own)
         elif lease.draining:
             state = OwnershipState.CONSUMED if consumed else OwnershipState.RELEASED
-            if self.drained(own, lease, state):
-                self.order_free(own, own.epoch)
+            self.order_free(own, self.drained(own, lease, state))
         elif (
             consumed
             and lease.state is not LeaseState.CONSUMED
@@ -194,8 +193,8 @@ class Ending(LeaseRows):
         elif lease.state is READING:
             self.end_lease(lease, LeaseState.EXPIRED)
             self.free_held(own)
-        elif self.drained(own, lease, OwnershipState.RELEASED):
-            self.order_free(own, own.epoch)
+        else:
+            self.order_free(own, self.drained(own, lease, OwnershipState.RELEASED))
 
     def swept(self, call: Any, answer: Any, at_once: Rows | None) -> Iterable[Self]:
         leases, holds = self._due()

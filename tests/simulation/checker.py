@@ -237,7 +237,8 @@ class Checker:
     def check_pins(self, calm_since: float) -> None:
         """7: engines soon free what they hold for a session that has ended, unless it is read.
 
-        Also what they report later. `calm_since`: when the last fault was healed.
+        Also what they report later, but not what was read when its notification got lost.
+        `calm_since`: when the last fault was healed.
         """
         if self.store is None:
             return
@@ -247,7 +248,8 @@ class Checker:
             for engine in self.engines.values()
             if engine.up and calm_since <= late
             for ident, pin in engine.pins.items()
-            if self._ends.get((pin.tenant, pin.session), late + 1) <= late
+            if ident not in engine.unnotified
+            and self._ends.get((pin.tenant, pin.session), late + 1) <= late
             and self._pinned_at[engine.engine_id, ident] <= late
         ]
         for owner in pins:

@@ -64,6 +64,8 @@ class Engine:
         self._quarantine: dict[str, list[int]] = {}
         self._arrived: list[Transfer] = []
         self._notified: list[str] = []
+        # Of these the notification got lost: they are pinned until their hold ends.
+        self.unnotified: set[str] = set()
         self._kick = asyncio.Event()
         self.up = True
 

@@ -128,6 +128,7 @@ class Fabric:
             return
         if self._rng.random() < self.lose_notifications:
             self.faults += 1
+            owner.unnotified.add(params["remote_request_id"])
             return
         at = self._loop.time() + self._rng.random() * 0.01
         self._loop.post_at(at, owner.process, owner.notified, params["remote_request_id"])

@@ -306,8 +306,8 @@ def _drained(own: Ownership, lease: Lease, now_us: int, *, consumed: bool) -> Ch
     if not lease.draining:
         return Change(own, lease)
     lease = replace(lease, draining=False)
-    if not own.live:  # lost with its worker
-        return Change(replace(own, lease_id=""), lease)
+    if not own.live:  # lost with its worker, which may be back and pin it still
+        return Change(replace(own, lease_id=""), lease, free_now=True)
     state = OwnershipState.CONSUMED if consumed else OwnershipState.RELEASED
     return Change(_ended(own, state, now_us), lease, free_now=True)
 

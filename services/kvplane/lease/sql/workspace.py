@@ -16,7 +16,13 @@ from sqlalchemy import Select, bindparam, false, or_, select, update
 from kvplane.db.database import Tx
 from kvplane.db.prepared import Prepared, id_list, insert_ignore, is_listed, prepared
 from kvplane.kernel.ids import derived
-from kvplane.lease.sql.tables import lease_commands, leases, ownership_payloads, ownerships
+from kvplane.lease.sql.tables import (
+    lease_commands,
+    leases,
+    ownership_payloads,
+    ownerships,
+    worker_epochs,
+)
 from kvplane.lease.store import Effects
 from kvplane.lease.values import Change, Lease, LeaseState, Ownership, OwnershipState, Payload
 
@@ -96,6 +102,9 @@ _INSERT_LEASE = insert_ignore(leases)
 INSERT_COMMAND = insert_ignore(lease_commands)
 _PAYLOAD = prepared(
     select(_P.params, _P.digests).where(_P.ownership_id == bindparam("ownership_id"))
+)
+_PRESENT_EPOCH = prepared(
+    select(worker_epochs.c.epoch).where(worker_epochs.c.worker_id == bindparam("worker_id"))
 )
 _PARAMS = prepared(select(_P.params).where(_P.ownership_id == bindparam("ownership_id")))
 
@@ -207,12 +216,17 @@ class Workspace:
             self.leases[lease.lease_id] = lease
             self._changed_leases.add(lease.lease_id)
         if change.free_now:
-            self.order_free(own, own.epoch)
+            lost = own.state is OwnershipState.LOST
+            self.order_free(own, self._present_epoch(own.worker_id) if lost else own.epoch)
 
     def returned(self) -> list[Ownership]:
         """Return what was leased and is held again."""
         owns = [self.ownerships[ident] for ident in sorted(self._returned)]
         return [own for own in owns if own.state is OwnershipState.HELD]
+
+    def _present_epoch(self, worker_id: str) -> int:
+        epoch: int = _PRESENT_EPOCH.one(self.tx, worker_id=worker_id).scalar_one()
+        return epoch
 
     def order_free(self, own: Ownership, epoch: int) -> None:
         """Have the owner told to free it, in its present epoch."""

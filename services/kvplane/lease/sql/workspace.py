@@ -225,8 +225,8 @@ class Workspace:
         return [own for own in owns if own.state is OwnershipState.HELD]
 
     def _present_epoch(self, worker_id: str) -> int:
-        epoch: int = _PRESENT_EPOCH.one(self.tx, worker_id=worker_id).scalar_one()
-        return epoch
+        epoch: int | None = _PRESENT_EPOCH.one(self.tx, worker_id=worker_id).scalar()
+        return epoch or 0
 
     def order_free(self, own: Ownership, epoch: int) -> None:
         """Have the owner told to free it, in its present epoch."""

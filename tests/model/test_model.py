@@ -24,7 +24,7 @@ def test_a_planted_fault_breaks_its_property(planted: check.Planted) -> None:
 
 
 def test_every_switch_is_planted_and_explained() -> None:
-    switches = set(re.findall(r"#ifdef (\w+)", check.FAULT_SWITCHES.read_text()))
+    switches = set(re.findall(r"(?:#ifdef |defined\()(\w+)", check.FAULT_SWITCHES.read_text()))
     assert switches == {f"{p.kind.upper()}_{p.name}" for p in check.PLANTED}
     page = (check.ROOT / "docs" / "model.md").read_text()
     assert [p.name for p in check.PLANTED if f"`{p.name}`" not in page] == []

@@ -73,7 +73,7 @@ class Fleet:
 async def fleet(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None]) -> Fleet:
     folder = tmp_path_factory.mktemp("spread")
     plane = Dev(folder)
-    room = ("--num-blocks", "32768")
+    room = ("--num-blocks", "32768", "--read-limit", "100")
     prefill = Engine("prefill", "prefill", folder, plane.control_plane, *room)
     decodes = [
         Engine(f"decode-{n}", "decode", folder, plane.control_plane, *room) for n in range(4)

@@ -48,7 +48,7 @@ class Deployment(Services):
         return Engine(worker_id, role, self.folder, self.control_plane, *arguments, **more)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deployment(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:

@@ -24,7 +24,7 @@ class Database(Postgres):
                 one.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def database() -> Iterator[Database]:
     """A server of these tests' own."""
     server = Database()
@@ -32,7 +32,7 @@ def database() -> Iterator[Database]:
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def whole(database: Database) -> Iterator[Plane]:
     """Everything, started."""
     plane = Plane(asyncio.run(database.new_database()))

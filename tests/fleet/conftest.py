@@ -53,7 +53,7 @@ async def _connected(fleet: Fleet) -> None:
         await books.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(postgres_url: str) -> Iterator[Fleet]:
     """Everything, started."""
     asyncio.run(_execute(postgres_url, "CREATE DATABASE fleet"))

@@ -1,0 +1,1 @@
+"""Cases from the field, at the level of the product."""

@@ -1,0 +1,1 @@
+"""Real processes: killed, frozen, cut off, with clocks that are wrong."""

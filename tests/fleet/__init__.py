@@ -1,0 +1,1 @@
+"""Reference engines by the dozen."""

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cases.processes import CLOCK, Engine, Services, registered
 from db.postgres import Postgres, postgres, url
 from demo.servers import Server, stop_all, wait_for
+
+from cases.processes import CLOCK, Engine, Services, registered
 
 __all__ = ["postgres", "url"]
 

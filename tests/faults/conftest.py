@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import psutil
 import pytest
 from db.postgres import Postgres
+
 from faults.plane import Plane
 
 

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import aiohttp
 import pytest
-from fleet.books import LOG_OF_ORDERS, Books, eventually, nothing_of
-from fleet.client import Client
-from fleet.cluster import TOKEN, Fleet
 from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.client import Channels, tenant_api
 from kvplane.db.database import postgres_engine
 from sqlalchemy import make_url, text
+
+from fleet.books import LOG_OF_ORDERS, Books, eventually, nothing_of
+from fleet.client import Client
+from fleet.cluster import TOKEN, Fleet
 
 TENANTS = ("red", "green", "blue")
 

@@ -1,5 +1,6 @@
 """Something of every kind in the control plane, and right requests about it."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from wire.plane import Plane
 MODEL: Final = "tiny"
 BLOCK: Final = 16
 TOKENS: Final = 320
+_STREAMS: Final = itertools.count(1)  # a worker's later stream has a higher number
 COMPATIBILITY: Final = compatibility_key(
     model=MODEL,
     revision="r1",
@@ -262,7 +264,9 @@ RIGHT: Final[dict[str, Right]] = {
         worker_id=s.decode, current_epoch=2
     ),
     "LeaseService/Connect": lambda s: lease.ConnectRequest(
-        hello=lease.Hello(worker_id=s.decode, epoch=1, held=[s.handle()], number=1)
+        hello=lease.Hello(
+            worker_id=s.decode, epoch=1, held=[s.handle()], number=next(_STREAMS)
+        )
     ),
     "RoutingService/Route": lambda s: routing.RouteRequest(
         request_id=f"route-{s.tag}",

@@ -116,7 +116,11 @@ async def test_nothing_there(
     before = plane.dump()
     for asked in (names(foreign), unknown(names(foreign))):
         assert await plane.call(name, about(seed, name, asked)) == answer
-    assert plane.dump() == before
+    after = plane.dump()
+    # An end is remembered, but only among the asker's own.
+    new_ends = set(after.pop("ended_sessions")) - set(before.pop("ended_sessions"))
+    assert {tenant_id for tenant_id, *_ in new_ends} <= {seed.tenant}
+    assert after == before
     request = about(foreign, name, names(foreign))
     assert await plane.call(name, request, tenant=foreign.tenant) != answer
 

@@ -162,6 +162,7 @@ async def control(cluster: Cluster, tenant: str | None = None) -> AsyncIterator[
         session=cluster.addresses("session"),
         lease=cluster.addresses("lease"),
         tenant=tenant,
+        timeout=10,  # the engines leave little of the machine
     ) as client:
         yield client
 

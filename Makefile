@@ -56,7 +56,7 @@ simulate: setup ## Search SEEDS interleavings with faults for a broken invariant
 
 .PHONY: lint
 lint: setup ## Style, types, layers, protos, generated files
-	$(BIN)/ruff check
+	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from cases.processes import Dev, Engine, Services
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.session.v1 import session_pb2 as sessions
 from kvplane.client import KvplaneClient
+
+from cases.processes import Dev, Engine, Services
 
 ANSWER_TOKENS = 16
 _BUYS = ("bread", "salt", "a lamp", "rope", "ink", "two goats", "tin", "maps", "honey", "glass")

@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from cases.processes import CLOCK, MODEL, Dev, Engine, client, registered
-from cases.talk import Talk, held, session_of, words
-from cases.wire import grant, renew, report
 from demo.servers import stop_all, wait_for
 from e2e.waiting import eventually
 from kvplane.api.lease.v1 import lease_pb2 as lease
@@ -21,6 +18,10 @@ from lease.harness import to_seconds
 from sqlalchemy import text
 from worker.support import TOKENS, identity, settled, until
 from worker.support import held as holding
+
+from cases.processes import CLOCK, MODEL, Dev, Engine, client, registered
+from cases.talk import Talk, held, session_of, words
+from cases.wire import grant, renew, report
 
 pytestmark = pytest.mark.processes
 

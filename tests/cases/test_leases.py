@@ -6,14 +6,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cases.conftest import Deployment
-from cases.processes import CLOCK, MODEL, Dev, Engine, client, nowhere, registered
-from cases.talk import Talk, held, words
 from demo.servers import Server, stop_all, wait_for
 from e2e.waiting import eventually
 from gateway.bench import dropped
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from lease.harness import to_seconds
+
+from cases.conftest import Deployment
+from cases.processes import CLOCK, MODEL, Dev, Engine, client, nowhere, registered
+from cases.talk import Talk, held, words
 
 pytestmark = pytest.mark.processes
 

@@ -1,10 +1,11 @@
 """Failures of registries of conversations, as reported from the field."""
 
 import pytest
+from demo.servers import wait_for
+
 from cases.conftest import Deployment
 from cases.processes import MODEL, client
 from cases.talk import Talk, session_of, words
-from demo.servers import wait_for
 
 pytestmark = pytest.mark.processes
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from cases.processes import MODEL, Dev, Engine, client, registered
-from cases.talk import Answer, Talk, session_of, words
 from e2e.waiting import eventually
 from kvplane.api.session.v1 import session_pb2 as sessions
+
+from cases.processes import MODEL, Dev, Engine, client, registered
+from cases.talk import Answer, Talk, session_of, words
 
 pytestmark = pytest.mark.processes
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cases.processes import CLOCK, KINDS, Dev, Services, client, kvplane
-from cases.wire import grant, holder, renew, report
 from db.postgres import Postgres
 from demo.servers import Server, stop_all, wait_for
 from e2e.waiting import eventually
@@ -19,6 +17,9 @@ from kvplane.api.session.v1 import session_pb2 as sessions
 from kvplane.client import KvplaneClient
 from kvplane.db.database import Database
 from sqlalchemy import text
+
+from cases.processes import CLOCK, KINDS, Dev, Services, client, kvplane
+from cases.wire import grant, holder, renew, report
 
 pytestmark = pytest.mark.processes
 

@@ -3,9 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from cases.conftest import Deployment
-from cases.processes import CLOCK, MODEL, client, kvplane, registered
-from cases.talk import Talk, held, words
 from demo.servers import Server, wait_for
 from e2e.waiting import eventually
 from kvplane.api.routing.v1 import routing_pb2 as routing
@@ -13,6 +10,10 @@ from kvplane.client import KvplaneClient
 from kvplane.db.database import postgres_engine
 from kvplane.runtime.settings import load
 from sqlalchemy import make_url, text
+
+from cases.conftest import Deployment
+from cases.processes import CLOCK, MODEL, client, kvplane, registered
+from cases.talk import Talk, held, words
 
 pytestmark = pytest.mark.processes
 

@@ -17,13 +17,14 @@ import httpx
 from demo.servers import ROOT, Server, free_port, stop_all, wait_for
 from e2e.waiting import eventually
 from engine.harness import EngineProcess
-from faults.proxy import Links
-from faults.shifted import WallClock
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.client import KvplaneClient
 from runtime.processes import environment
 from sqlalchemy import make_url
+
+from faults.proxy import Links
+from faults.shifted import WallClock
 
 MODEL = "reference"
 # Seconds. What is held is gone after this, whatever was lost.

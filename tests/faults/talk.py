@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 from demo import text
 from e2e.waiting import eventually
-from faults.plane import MODEL, Plane
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.kernel.errors import NotFound
+
+from faults.plane import MODEL, Plane
 
 _WORDS = " ".join(text.read(name) for name in text.NAMES).split()
 _TURNS = 6

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from demo.servers import Server, free_port, stop_all, wait_for
 from e2e.waiting import eventually
-from faults.conftest import Database
-from faults.plane import BOUND, DECODE_HOLD, ENGINES, GATEWAYS, SERVICES, SETTINGS, TTL, Plane
-from faults.shifted import WallClock
-from faults.talk import talking
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.client import LeaseApi, lease_api
 from kvplane.db import migrate
 from runtime.processes import environment
+
+from faults.conftest import Database
+from faults.plane import BOUND, DECODE_HOLD, ENGINES, GATEWAYS, SERVICES, SETTINGS, TTL, Plane
+from faults.shifted import WallClock
+from faults.talk import talking
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

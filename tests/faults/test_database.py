@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from faults.conftest import Database
 from faults.plane import BOUND, Plane
 from faults.talk import talking

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from e2e.waiting import eventually
+
 from faults.plane import (
     BOUND,
     READ_LIMIT,

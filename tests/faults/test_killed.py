@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from faults.plane import BOUND, SERVICES, Plane
 from faults.talk import talking
 

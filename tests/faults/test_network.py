@@ -5,6 +5,9 @@ import asyncio
 import httpx
 import pytest
 from e2e.waiting import eventually
+from kvplane.api.lease.v1 import lease_pb2 as lease
+from kvplane.api.session.v1 import session_pb2 as session
+
 from faults.plane import (
     BOUND,
     DECODE_HOLD,
@@ -17,8 +20,6 @@ from faults.plane import (
     links,
 )
 from faults.talk import Talk, talking
-from kvplane.api.lease.v1 import lease_pb2 as lease
-from kvplane.api.session.v1 import session_pb2 as session
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

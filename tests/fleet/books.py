@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from fleet.cluster import PLAIN, TOKEN, Fleet
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client import Channels, session_api
 from kvplane.db.database import postgres_engine
@@ -15,6 +14,8 @@ from kvplane.kernel.clock import SystemClock
 from kvplane.lease.values import LeaseState
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
+
+from fleet.cluster import PLAIN, TOKEN, Fleet
 
 _clock = SystemClock()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+
 from fleet.oracle import Oracle, text_of
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from demo.servers import ROOT, Server, free_port, stop_all, wait_for
+from kvplane.engine.config import ENGINE_VERSION, KV_DTYPE, KV_LAYOUT
+
 from fleet.gate import Gate
 from fleet.oracle import BLOCK
-from kvplane.engine.config import ENGINE_VERSION, KV_DTYPE, KV_LAYOUT
 
 TOY, NARROW, PLAIN = "toy", "narrow", "plain"
 TOKEN = "the services' own secret"

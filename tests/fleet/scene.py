@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvplane.lease.values import LeaseState
+from sqlalchemy import text
+
 from fleet.books import Books, eventually
 from fleet.client import Client, Reply
 from fleet.cluster import NARROW
 from fleet.oracle import BLOCK
 from fleet.words import sentence, word_tokens
-from kvplane.lease.values import LeaseState
-from sqlalchemy import text
 
 PREFILL, DECODE = "narrow-p", "narrow-d"
 _numbers = itertools.count()

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvplane.kernel.clock import SystemClock
+
 from fleet.client import Client, Reply
 from fleet.cluster import NARROW, PLAIN, TOY
 from fleet.oracle import text_of
 from fleet.words import word_tokens
-from kvplane.kernel.clock import SystemClock
 
 _clock = SystemClock()
 Tokens = list[int]

@@ -1,6 +1,7 @@
 """Turns with several choices."""
 
 import pytest
+
 from fleet.books import Books
 from fleet.client import Client
 from fleet.cluster import TOY

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import pytest
+from kvplane.lease.values import LeaseState
+
 from fleet.books import Books, eventually, nothing_of
 from fleet.client import Client
 from fleet.cluster import NARROW_BLOCKS
 from fleet.oracle import BLOCK
 from fleet.scene import DECODE, PREFILL, Scene
-from kvplane.lease.values import LeaseState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from kvplane.api.lease.v1 import lease_pb2
+from kvplane.client import lease_api
+
 from fleet.books import Books, eventually, nothing_of
 from fleet.client import Client
 from fleet.cluster import TOKEN
 from fleet.scene import DECODE, Scene
-from google.protobuf.duration_pb2 import Duration
-from kvplane.api.lease.v1 import lease_pb2
-from kvplane.client import lease_api
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

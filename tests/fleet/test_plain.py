@@ -1,11 +1,12 @@
 """Engines without our lease logic: two gateways are the holders in their place."""
 
 import pytest
+from kvplane.lease.values import LeaseState
+
 from fleet.books import Books
 from fleet.client import Client
 from fleet.cluster import PLAIN
 from fleet.words import sentence
-from kvplane.lease.values import LeaseState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from kvplane.lease.values import LeaseState
+
 from fleet.books import Books
 from fleet.client import Client
 from fleet.cluster import NARROW_BLOCKS
 from fleet.oracle import BLOCK
 from fleet.scene import DECODE, PREFILL, Scene
 from fleet.words import word_tokens
-from kvplane.lease.values import LeaseState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from kvplane.lease.values import LeaseState
+
 from fleet.books import Books, eventually
 from fleet.client import Client
 from fleet.cluster import NARROW, TOY
 from fleet.scene import DECODE, PREFILL, Scene
-from kvplane.lease.values import LeaseState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

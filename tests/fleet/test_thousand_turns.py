@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kvplane.lease.values import LeaseState
+
 from fleet.books import Books, nothing_of
 from fleet.client import Client
 from fleet.cluster import NARROW, PLAIN, TOY, logs
 from fleet.oracle import Oracle
 from fleet.talk import Talk, Tally, now
-from kvplane.lease.values import LeaseState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -6,15 +6,24 @@ async with KvplaneClient("127.0.0.1:7700") as kvplane:
 
 from typing import Self
 
+from kvplane.api.audit.v1 import audit_pb2 as audit
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.client import kv_params
-from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
+from kvplane.client.api import (
+    AuditApi,
+    LeaseApi,
+    RoutingApi,
+    SessionApi,
+    TenantApi,
+    WorkerApi,
+)
 from kvplane.client.channels import Channels
 from kvplane.client.connect import (
     DEFAULT_TIMEOUT,
+    audit_api,
     close_channels,
     lease_api,
     routing_api,
@@ -24,6 +33,7 @@ from kvplane.client.connect import (
 )
 
 __all__ = [
+    "AuditApi",
     "Channels",
     "KvplaneClient",
     "LeaseApi",
@@ -31,6 +41,8 @@ __all__ = [
     "SessionApi",
     "TenantApi",
     "WorkerApi",
+    "audit",
+    "audit_api",
     "close_channels",
     "kv_params",
     "lease",
@@ -53,6 +65,7 @@ class KvplaneClient:
     sessions: SessionApi
     leases: LeaseApi
     tenants: TenantApi
+    audit: AuditApi
 
     def __init__(
         self,
@@ -94,6 +107,9 @@ class KvplaneClient:
             self._lease, tenant=tenant, token=token, timeout=timeout, channels=channels
         )
         self.tenants = tenant_api(
+            self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
+        )
+        self.audit = audit_api(
             self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
         )
         return self

@@ -8,6 +8,7 @@ process can hold all services and call them without a network. Errors are
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from kvplane.api.audit.v1 import audit_pb2 as audit
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
@@ -76,6 +77,10 @@ class LeaseApi(Protocol):
         ...
 
     async def FreeSession(self, request: lease.FreeSessionRequest, /) -> lease.FreeSessionResponse:
+        """See the proto."""
+        ...
+
+    async def GetUsage(self, request: lease.GetUsageRequest, /) -> lease.GetUsageResponse:
         """See the proto."""
         ...
 
@@ -179,6 +184,10 @@ class SessionApi(Protocol):
         """See the proto."""
         ...
 
+    async def GetUsage(self, request: session.GetUsageRequest, /) -> session.GetUsageResponse:
+        """See the proto."""
+        ...
+
 
 class TenantApi(Protocol):
     """TenantService of kvplane.api.tenant.v1; the proto says what each call means."""
@@ -220,5 +229,29 @@ class TenantApi(Protocol):
     async def ResolveApiKey(
         self, request: tenant.ResolveApiKeyRequest, /
     ) -> tenant.ResolveApiKeyResponse:
+        """See the proto."""
+        ...
+
+    async def GetQuotas(self, request: tenant.GetQuotasRequest, /) -> tenant.GetQuotasResponse:
+        """See the proto."""
+        ...
+
+    async def SetQuotas(self, request: tenant.SetQuotasRequest, /) -> tenant.SetQuotasResponse:
+        """See the proto."""
+        ...
+
+    async def RotateCacheSalt(
+        self, request: tenant.RotateCacheSaltRequest, /
+    ) -> tenant.RotateCacheSaltResponse:
+        """See the proto."""
+        ...
+
+
+class AuditApi(Protocol):
+    """AuditService of kvplane.api.audit.v1; the proto says what each call means."""
+
+    async def ListAuditEvents(
+        self, request: audit.ListAuditEventsRequest, /
+    ) -> audit.ListAuditEventsResponse:
         """See the proto."""
         ...

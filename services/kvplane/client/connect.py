@@ -15,11 +15,19 @@ from typing import Any, Final, cast
 
 import grpc
 
+from kvplane.api.audit.v1 import audit_pb2, audit_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.routing.v1 import routing_pb2, routing_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
 from kvplane.api.tenant.v1 import tenant_pb2, tenant_pb2_grpc
-from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
+from kvplane.client.api import (
+    AuditApi,
+    LeaseApi,
+    RoutingApi,
+    SessionApi,
+    TenantApi,
+    WorkerApi,
+)
 from kvplane.client.channels import SHARED, Channels
 from kvplane.client.errors import from_rpc_error
 from kvplane.kernel.clock import Clock, SystemClock
@@ -38,7 +46,8 @@ IDEMPOTENT: Final = frozenset(
         "RegisterWorker", "Heartbeat", "DrainWorker", "GetWorker", "ListWorkers",
         "CreateSession", "GetSession", "ListSessions", "EndSession", "BeginTurn",
         "CompleteTurn",
-        "GetTenant", "ListTenants", "ListApiKeys", "ResolveApiKey",
+        "GetTenant", "ListTenants", "ListApiKeys", "ResolveApiKey", "GetQuotas", "SetQuotas",
+        "GetUsage", "ListAuditEvents",
     }
 )  # fmt: skip
 
@@ -59,6 +68,8 @@ class _Settings:
     def metadata(self) -> _Metadata:
         who = caller()
         items = [("x-kvplane-tenant", self.tenant or who.tenant_id)]
+        if who.actor != "local":
+            items.append(("x-kvplane-actor", who.actor))
         if who.request_id:
             items.append(("x-request-id", _NOT_ASCII.sub("?", who.request_id)))
         if self.token:
@@ -236,6 +247,22 @@ def tenant_api(
         address, tenant, token, timeout, channels,
     )  # fmt: skip
     return cast(TenantApi, remote)
+
+
+def audit_api(
+    address: str,
+    *,
+    tenant: str | None = None,
+    token: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    channels: Channels = SHARED,
+) -> AuditApi:
+    """Return the audit service at `address`; see `lease_api`."""
+    remote = _remote(
+        audit_pb2, "AuditService", audit_pb2_grpc.AuditServiceStub,
+        address, tenant, token, timeout, channels,
+    )  # fmt: skip
+    return cast(AuditApi, remote)
 
 
 async def close_channels() -> None:

@@ -2,8 +2,26 @@
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
 
-DEFAULT_TENANT = "default"
+DEFAULT_TENANT: Final = "default"
+
+
+class Role(StrEnum):
+    """What a caller may do; see `kvplane.runtime.permissions`."""
+
+    # Its own sessions, turns and leases.
+    TENANT = "tenant"
+    # One worker: registers, reports and reads, as itself only.
+    WORKER = "worker"
+    # What people do who run kvplane.
+    OPERATOR = "operator"
+    # Our own services and gateways, which speak for the tenant they name.
+    SERVICE = "service"
+
+
+EVERY_ROLE: Final = frozenset(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +31,11 @@ class Caller:
     tenant_id: str = DEFAULT_TENANT
     # For the logs; the same through every hop.
     request_id: str = ""
+    roles: frozenset[Role] = EVERY_ROLE
+    # The only worker it may speak for; empty: any, where its roles allow that.
+    worker_id: str = ""
+    # For the audit: `key:<id>`, `cert:<identity>`, `token`, or `local`.
+    actor: str = "local"
 
 
 _caller: ContextVar[Caller] = ContextVar("kvplane_caller")
@@ -20,7 +43,7 @@ _anonymous = Caller()
 
 
 def caller() -> Caller:
-    """Return who is calling; the default tenant where nobody said."""
+    """Return who is calling; this process itself where nobody said."""
     return _caller.get(_anonymous)
 
 

@@ -40,6 +40,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_INCOMPATIBLE: _ClassVar[RefusalReason]
     REFUSAL_REASON_BELOW_THRESHOLD: _ClassVar[RefusalReason]
     REFUSAL_REASON_OWNER_LOST: _ClassVar[RefusalReason]
+    REFUSAL_REASON_OVER_QUOTA: _ClassVar[RefusalReason]
 
 class ReadOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ REFUSAL_REASON_EXPIRING: RefusalReason
 REFUSAL_REASON_INCOMPATIBLE: RefusalReason
 REFUSAL_REASON_BELOW_THRESHOLD: RefusalReason
 REFUSAL_REASON_OWNER_LOST: RefusalReason
+REFUSAL_REASON_OVER_QUOTA: RefusalReason
 READ_OUTCOME_UNSPECIFIED: ReadOutcome
 READ_OUTCOME_CONSUMED: ReadOutcome
 READ_OUTCOME_UNUSED: ReadOutcome
@@ -478,6 +480,22 @@ class EndWorkerEpochResponse(_message.Message):
     leases_lost: int
     def __init__(self, ownerships_lost: _Optional[int] = ..., leases_lost: _Optional[int] = ...) -> None: ...
 
+class GetUsageRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("held_tokens", "held_blocks", "live_leases", "held_token_seconds")
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    held_tokens: int
+    held_blocks: int
+    live_leases: int
+    held_token_seconds: float
+    def __init__(self, held_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., live_leases: _Optional[int] = ..., held_token_seconds: _Optional[float] = ...) -> None: ...
+
 class ConnectRequest(_message.Message):
     __slots__ = ("hello", "report", "withdraw", "command_ack")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -491,16 +509,18 @@ class ConnectRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., command_ack: _Optional[_Union[CommandAck, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "epoch", "held", "number")
+    __slots__ = ("worker_id", "epoch", "held", "number", "hold_limit_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLD_LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     held: _containers.RepeatedCompositeFieldContainer[OwnedHandle]
     number: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[OwnedHandle, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
+    hold_limit_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[OwnedHandle, _Mapping]]] = ..., number: _Optional[int] = ..., hold_limit_blocks: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("sequence", "time_anchor", "ownerships")

@@ -109,6 +109,11 @@ class LeaseServiceStub(object):
                 request_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.EndWorkerEpochRequest.SerializeToString,
                 response_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.EndWorkerEpochResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/kvplane.api.lease.v1.LeaseService/GetUsage',
+                request_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/kvplane.api.lease.v1.LeaseService/Connect',
                 request_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConnectRequest.SerializeToString,
@@ -227,6 +232,13 @@ class LeaseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """GetUsage says what the caller's tenant holds and has held.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Connect(self, request_iterator, context):
         """Connect is a worker's long-lived stream: reports up, commands down.
         """
@@ -306,6 +318,11 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.EndWorkerEpoch,
                     request_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.EndWorkerEpochRequest.FromString,
                     response_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.EndWorkerEpochResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetUsageRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetUsageResponse.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
@@ -696,6 +713,33 @@ class LeaseService(object):
             '/kvplane.api.lease.v1.LeaseService/EndWorkerEpoch',
             kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.EndWorkerEpochRequest.SerializeToString,
             kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.EndWorkerEpochResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.lease.v1.LeaseService/GetUsage',
+            kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetUsageRequest.SerializeToString,
+            kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

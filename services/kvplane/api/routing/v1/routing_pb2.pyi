@@ -50,6 +50,7 @@ class DecisionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECISION_REASON_FORCED: _ClassVar[DecisionReason]
     DECISION_REASON_SINGLE_WORKER: _ClassVar[DecisionReason]
     DECISION_REASON_OWNER_OVERLOADED: _ClassVar[DecisionReason]
+    DECISION_REASON_OVER_QUOTA: _ClassVar[DecisionReason]
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
@@ -77,6 +78,7 @@ DECISION_REASON_SESSION_SERVICE_UNAVAILABLE: DecisionReason
 DECISION_REASON_FORCED: DecisionReason
 DECISION_REASON_SINGLE_WORKER: DecisionReason
 DECISION_REASON_OWNER_OVERLOADED: DecisionReason
+DECISION_REASON_OVER_QUOTA: DecisionReason
 
 class Compatibility(_message.Message):
     __slots__ = ("model", "revision", "block_size", "kv_layout", "kv_dtype", "engine_version")
@@ -253,20 +255,22 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("request_id", "session", "model", "prompt_tokens_estimate", "exclude_worker_ids", "force_recompute")
+    __slots__ = ("request_id", "session", "model", "prompt_tokens_estimate", "exclude_worker_ids", "force_recompute", "request_bytes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     FORCE_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: _session_pb2.SessionKey
     model: str
     prompt_tokens_estimate: int
     exclude_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     force_recompute: bool
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_session_pb2.SessionKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens_estimate: _Optional[int] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., force_recompute: bool = ...) -> None: ...
+    request_bytes: int
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_session_pb2.SessionKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens_estimate: _Optional[int] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., force_recompute: bool = ..., request_bytes: _Optional[int] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("worker_id", "epoch", "url", "headers", "managed")

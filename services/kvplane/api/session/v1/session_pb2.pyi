@@ -152,26 +152,32 @@ class WatchSessionsResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
 
 class BeginTurnRequest(_message.Message):
-    __slots__ = ("request_id", "key", "model")
+    __slots__ = ("request_id", "key", "model", "prompt_tokens_estimate", "request_bytes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     key: SessionKey
     model: str
-    def __init__(self, request_id: _Optional[str] = ..., key: _Optional[_Union[SessionKey, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+    prompt_tokens_estimate: int
+    request_bytes: int
+    def __init__(self, request_id: _Optional[str] = ..., key: _Optional[_Union[SessionKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens_estimate: _Optional[int] = ..., request_bytes: _Optional[int] = ...) -> None: ...
 
 class BeginTurnResponse(_message.Message):
-    __slots__ = ("session", "turn", "previous_completed", "open_turns")
+    __slots__ = ("session", "turn", "previous_completed", "open_turns", "over_quota")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     OPEN_TURNS_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
     session: Session
     turn: int
     previous_completed: bool
     open_turns: int
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., turn: _Optional[int] = ..., previous_completed: bool = ..., open_turns: _Optional[int] = ...) -> None: ...
+    over_quota: str
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., turn: _Optional[int] = ..., previous_completed: bool = ..., open_turns: _Optional[int] = ..., over_quota: _Optional[str] = ...) -> None: ...
 
 class CompleteTurnRequest(_message.Message):
     __slots__ = ("session_id", "turn", "outcome", "prompt_tokens", "completion_tokens", "tokens_reused", "history_digest", "prefill_worker_id", "decode_worker_id", "time_to_first_token")
@@ -202,3 +208,23 @@ class CompleteTurnResponse(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     session: Session
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+
+class GetUsageRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("active_sessions", "turns", "prompt_tokens", "completion_tokens", "tokens_reused", "tokens_recomputed")
+    ACTIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_REUSED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    active_sessions: int
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_reused: int
+    tokens_recomputed: int
+    def __init__(self, active_sessions: _Optional[int] = ..., turns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., tokens_reused: _Optional[int] = ..., tokens_recomputed: _Optional[int] = ...) -> None: ...

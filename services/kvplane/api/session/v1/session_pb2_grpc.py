@@ -71,6 +71,11 @@ class SessionServiceStub(object):
                 request_serializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.CompleteTurnRequest.SerializeToString,
                 response_deserializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.CompleteTurnResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/kvplane.api.session.v1.SessionService/GetUsage',
+                request_serializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer(object):
@@ -126,6 +131,13 @@ class SessionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """GetUsage says what the caller's tenant has used.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +175,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.CompleteTurn,
                     request_deserializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.CompleteTurnRequest.FromString,
                     response_serializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.CompleteTurnResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.GetUsageRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.GetUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +373,33 @@ class SessionService(object):
             '/kvplane.api.session.v1.SessionService/CompleteTurn',
             kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.CompleteTurnRequest.SerializeToString,
             kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.CompleteTurnResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.session.v1.SessionService/GetUsage',
+            kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.GetUsageRequest.SerializeToString,
+            kvplane_dot_api_dot_session_dot_v1_dot_session__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

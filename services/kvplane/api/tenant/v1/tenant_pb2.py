@@ -22,48 +22,67 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kvplane/api/tenant/v1/tenant.proto\x12\x15kvplane.api.tenant.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"b\n\x06Tenant\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9d\x01\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x13\x43reateTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\"E\n\x14\x43reateTenantResponse\x12-\n\x06tenant\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant\"%\n\x10GetTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"B\n\x11GetTenantResponse\x12-\n\x06tenant\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"^\n\x13ListTenantsResponse\x12.\n\x07tenants\x18\x01 \x03(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x13\x43reateApiKeyRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"V\n\x14\x43reateApiKeyResponse\x12.\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\'\n\x12ListApiKeysRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"F\n\x13ListApiKeysResponse\x12/\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x1d.kvplane.api.tenant.v1.ApiKey\"%\n\x13RevokeApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"F\n\x14RevokeApiKeyResponse\x12.\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.ApiKey\"&\n\x14ResolveApiKeyRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"*\n\x15ResolveApiKeyResponse\x12\x11\n\ttenant_id\x18\x01 \x01(\t2\xe2\x05\n\rTenantService\x12g\n\x0c\x43reateTenant\x12*.kvplane.api.tenant.v1.CreateTenantRequest\x1a+.kvplane.api.tenant.v1.CreateTenantResponse\x12^\n\tGetTenant\x12\'.kvplane.api.tenant.v1.GetTenantRequest\x1a(.kvplane.api.tenant.v1.GetTenantResponse\x12\x64\n\x0bListTenants\x12).kvplane.api.tenant.v1.ListTenantsRequest\x1a*.kvplane.api.tenant.v1.ListTenantsResponse\x12g\n\x0c\x43reateApiKey\x12*.kvplane.api.tenant.v1.CreateApiKeyRequest\x1a+.kvplane.api.tenant.v1.CreateApiKeyResponse\x12\x64\n\x0bListApiKeys\x12).kvplane.api.tenant.v1.ListApiKeysRequest\x1a*.kvplane.api.tenant.v1.ListApiKeysResponse\x12g\n\x0cRevokeApiKey\x12*.kvplane.api.tenant.v1.RevokeApiKeyRequest\x1a+.kvplane.api.tenant.v1.RevokeApiKeyResponse\x12j\n\rResolveApiKey\x12+.kvplane.api.tenant.v1.ResolveApiKeyRequest\x1a,.kvplane.api.tenant.v1.ResolveApiKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kvplane/api/tenant/v1/tenant.proto\x12\x15kvplane.api.tenant.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"b\n\x06Tenant\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x8c\x02\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x04role\x18\x06 \x01(\x0e\x32\x1b.kvplane.api.tenant.v1.Role\x12\x11\n\tworker_id\x18\x07 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc8\x02\n\x06Limits\x12\x15\n\x08sessions\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bheld_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bheld_blocks\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x18\n\x0blive_leases\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12 \n\x13requests_per_second\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11tokens_per_second\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1a\n\rrequest_bytes\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\x0b\n\t_sessionsB\x0e\n\x0c_held_tokensB\x0e\n\x0c_held_blocksB\x0e\n\x0c_live_leasesB\x16\n\x14_requests_per_secondB\x14\n\x12_tokens_per_secondB\x10\n\x0e_request_bytes\"b\n\x06Quotas\x12+\n\x04soft\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Limits\x12+\n\x04hard\x18\x02 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Limits\">\n\x13\x43reateTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\"E\n\x14\x43reateTenantResponse\x12-\n\x06tenant\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant\"%\n\x10GetTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"B\n\x11GetTenantResponse\x12-\n\x06tenant\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"^\n\x13ListTenantsResponse\x12.\n\x07tenants\x18\x01 \x03(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8e\x01\n\x13\x43reateApiKeyRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12)\n\x04role\x18\x02 \x01(\x0e\x32\x1b.kvplane.api.tenant.v1.Role\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"V\n\x14\x43reateApiKeyResponse\x12.\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\'\n\x12ListApiKeysRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"F\n\x13ListApiKeysResponse\x12/\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x1d.kvplane.api.tenant.v1.ApiKey\"%\n\x13RevokeApiKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"F\n\x14RevokeApiKeyResponse\x12.\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.ApiKey\"&\n\x14ResolveApiKeyRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\xba\x01\n\x15ResolveApiKeyResponse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12)\n\x04role\x18\x03 \x01(\x0e\x32\x1b.kvplane.api.tenant.v1.Role\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12,\n\tvalid_for\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\ncache_salt\x18\x06 \x01(\t\"%\n\x10GetQuotasRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"B\n\x11GetQuotasResponse\x12-\n\x06quotas\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Quotas\"T\n\x10SetQuotasRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12-\n\x06quotas\x18\x02 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Quotas\"B\n\x11SetQuotasResponse\x12-\n\x06quotas\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Quotas\"+\n\x16RotateCacheSaltRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\"H\n\x17RotateCacheSaltResponse\x12-\n\x06tenant\x18\x01 \x01(\x0b\x32\x1d.kvplane.api.tenant.v1.Tenant*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_TENANT\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x32\x94\x08\n\rTenantService\x12g\n\x0c\x43reateTenant\x12*.kvplane.api.tenant.v1.CreateTenantRequest\x1a+.kvplane.api.tenant.v1.CreateTenantResponse\x12^\n\tGetTenant\x12\'.kvplane.api.tenant.v1.GetTenantRequest\x1a(.kvplane.api.tenant.v1.GetTenantResponse\x12\x64\n\x0bListTenants\x12).kvplane.api.tenant.v1.ListTenantsRequest\x1a*.kvplane.api.tenant.v1.ListTenantsResponse\x12g\n\x0c\x43reateApiKey\x12*.kvplane.api.tenant.v1.CreateApiKeyRequest\x1a+.kvplane.api.tenant.v1.CreateApiKeyResponse\x12\x64\n\x0bListApiKeys\x12).kvplane.api.tenant.v1.ListApiKeysRequest\x1a*.kvplane.api.tenant.v1.ListApiKeysResponse\x12g\n\x0cRevokeApiKey\x12*.kvplane.api.tenant.v1.RevokeApiKeyRequest\x1a+.kvplane.api.tenant.v1.RevokeApiKeyResponse\x12j\n\rResolveApiKey\x12+.kvplane.api.tenant.v1.ResolveApiKeyRequest\x1a,.kvplane.api.tenant.v1.ResolveApiKeyResponse\x12^\n\tGetQuotas\x12\'.kvplane.api.tenant.v1.GetQuotasRequest\x1a(.kvplane.api.tenant.v1.GetQuotasResponse\x12^\n\tSetQuotas\x12\'.kvplane.api.tenant.v1.SetQuotasRequest\x1a(.kvplane.api.tenant.v1.SetQuotasResponse\x12p\n\x0fRotateCacheSalt\x12-.kvplane.api.tenant.v1.RotateCacheSaltRequest\x1a..kvplane.api.tenant.v1.RotateCacheSaltResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvplane.api.tenant.v1.tenant_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENANT']._serialized_start=94
-  _globals['_TENANT']._serialized_end=192
-  _globals['_APIKEY']._serialized_start=195
-  _globals['_APIKEY']._serialized_end=352
-  _globals['_CREATETENANTREQUEST']._serialized_start=354
-  _globals['_CREATETENANTREQUEST']._serialized_end=416
-  _globals['_CREATETENANTRESPONSE']._serialized_start=418
-  _globals['_CREATETENANTRESPONSE']._serialized_end=487
-  _globals['_GETTENANTREQUEST']._serialized_start=489
-  _globals['_GETTENANTREQUEST']._serialized_end=526
-  _globals['_GETTENANTRESPONSE']._serialized_start=528
-  _globals['_GETTENANTRESPONSE']._serialized_end=594
-  _globals['_LISTTENANTSREQUEST']._serialized_start=596
-  _globals['_LISTTENANTSREQUEST']._serialized_end=655
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=657
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=751
-  _globals['_CREATEAPIKEYREQUEST']._serialized_start=753
-  _globals['_CREATEAPIKEYREQUEST']._serialized_end=793
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=795
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=881
-  _globals['_LISTAPIKEYSREQUEST']._serialized_start=883
-  _globals['_LISTAPIKEYSREQUEST']._serialized_end=922
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=924
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=994
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=996
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=1033
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=1035
-  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1105
-  _globals['_RESOLVEAPIKEYREQUEST']._serialized_start=1107
-  _globals['_RESOLVEAPIKEYREQUEST']._serialized_end=1145
-  _globals['_RESOLVEAPIKEYRESPONSE']._serialized_start=1147
-  _globals['_RESOLVEAPIKEYRESPONSE']._serialized_end=1189
-  _globals['_TENANTSERVICE']._serialized_start=1192
-  _globals['_TENANTSERVICE']._serialized_end=1930
+  _globals['_ROLE']._serialized_start=2393
+  _globals['_ROLE']._serialized_end=2474
+  _globals['_TENANT']._serialized_start=126
+  _globals['_TENANT']._serialized_end=224
+  _globals['_APIKEY']._serialized_start=227
+  _globals['_APIKEY']._serialized_end=495
+  _globals['_LIMITS']._serialized_start=498
+  _globals['_LIMITS']._serialized_end=826
+  _globals['_QUOTAS']._serialized_start=828
+  _globals['_QUOTAS']._serialized_end=926
+  _globals['_CREATETENANTREQUEST']._serialized_start=928
+  _globals['_CREATETENANTREQUEST']._serialized_end=990
+  _globals['_CREATETENANTRESPONSE']._serialized_start=992
+  _globals['_CREATETENANTRESPONSE']._serialized_end=1061
+  _globals['_GETTENANTREQUEST']._serialized_start=1063
+  _globals['_GETTENANTREQUEST']._serialized_end=1100
+  _globals['_GETTENANTRESPONSE']._serialized_start=1102
+  _globals['_GETTENANTRESPONSE']._serialized_end=1168
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1170
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1229
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1231
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1325
+  _globals['_CREATEAPIKEYREQUEST']._serialized_start=1328
+  _globals['_CREATEAPIKEYREQUEST']._serialized_end=1470
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=1472
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=1558
+  _globals['_LISTAPIKEYSREQUEST']._serialized_start=1560
+  _globals['_LISTAPIKEYSREQUEST']._serialized_end=1599
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=1601
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=1671
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=1673
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=1710
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_start=1712
+  _globals['_REVOKEAPIKEYRESPONSE']._serialized_end=1782
+  _globals['_RESOLVEAPIKEYREQUEST']._serialized_start=1784
+  _globals['_RESOLVEAPIKEYREQUEST']._serialized_end=1822
+  _globals['_RESOLVEAPIKEYRESPONSE']._serialized_start=1825
+  _globals['_RESOLVEAPIKEYRESPONSE']._serialized_end=2011
+  _globals['_GETQUOTASREQUEST']._serialized_start=2013
+  _globals['_GETQUOTASREQUEST']._serialized_end=2050
+  _globals['_GETQUOTASRESPONSE']._serialized_start=2052
+  _globals['_GETQUOTASRESPONSE']._serialized_end=2118
+  _globals['_SETQUOTASREQUEST']._serialized_start=2120
+  _globals['_SETQUOTASREQUEST']._serialized_end=2204
+  _globals['_SETQUOTASRESPONSE']._serialized_start=2206
+  _globals['_SETQUOTASRESPONSE']._serialized_end=2272
+  _globals['_ROTATECACHESALTREQUEST']._serialized_start=2274
+  _globals['_ROTATECACHESALTREQUEST']._serialized_end=2317
+  _globals['_ROTATECACHESALTRESPONSE']._serialized_start=2319
+  _globals['_ROTATECACHESALTRESPONSE']._serialized_end=2391
+  _globals['_TENANTSERVICE']._serialized_start=2477
+  _globals['_TENANTSERVICE']._serialized_end=3521
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TenantServiceStub(object):
-    """TenantService knows tenants and their API keys.
+    """TenantService knows tenants, their API keys and their quotas.
     """
 
     def __init__(self, channel):
@@ -70,10 +70,25 @@ class TenantServiceStub(object):
                 request_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.ResolveApiKeyRequest.SerializeToString,
                 response_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.ResolveApiKeyResponse.FromString,
                 _registered_method=True)
+        self.GetQuotas = channel.unary_unary(
+                '/kvplane.api.tenant.v1.TenantService/GetQuotas',
+                request_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.GetQuotasRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.GetQuotasResponse.FromString,
+                _registered_method=True)
+        self.SetQuotas = channel.unary_unary(
+                '/kvplane.api.tenant.v1.TenantService/SetQuotas',
+                request_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.SetQuotasRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.SetQuotasResponse.FromString,
+                _registered_method=True)
+        self.RotateCacheSalt = channel.unary_unary(
+                '/kvplane.api.tenant.v1.TenantService/RotateCacheSalt',
+                request_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.RotateCacheSaltRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.RotateCacheSaltResponse.FromString,
+                _registered_method=True)
 
 
 class TenantServiceServicer(object):
-    """TenantService knows tenants and their API keys.
+    """TenantService knows tenants, their API keys and their quotas.
     """
 
     def CreateTenant(self, request, context):
@@ -120,6 +135,27 @@ class TenantServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetQuotas(self, request, context):
+        """GetQuotas returns a tenant's limits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuotas(self, request, context):
+        """SetQuotas changes the limits that the request has and leaves the others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateCacheSalt(self, request, context):
+        """RotateCacheSalt gives the tenant a new, empty space in the engines' prefix caches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TenantServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +194,21 @@ def add_TenantServiceServicer_to_server(servicer, server):
                     request_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.ResolveApiKeyRequest.FromString,
                     response_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.ResolveApiKeyResponse.SerializeToString,
             ),
+            'GetQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQuotas,
+                    request_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.GetQuotasRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.GetQuotasResponse.SerializeToString,
+            ),
+            'SetQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuotas,
+                    request_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.SetQuotasRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.SetQuotasResponse.SerializeToString,
+            ),
+            'RotateCacheSalt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCacheSalt,
+                    request_deserializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.RotateCacheSaltRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.RotateCacheSaltResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kvplane.api.tenant.v1.TenantService', rpc_method_handlers)
@@ -167,7 +218,7 @@ def add_TenantServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TenantService(object):
-    """TenantService knows tenants and their API keys.
+    """TenantService knows tenants, their API keys and their quotas.
     """
 
     @staticmethod
@@ -349,6 +400,87 @@ class TenantService(object):
             '/kvplane.api.tenant.v1.TenantService/ResolveApiKey',
             kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.ResolveApiKeyRequest.SerializeToString,
             kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.ResolveApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.tenant.v1.TenantService/GetQuotas',
+            kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.GetQuotasRequest.SerializeToString,
+            kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.GetQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.tenant.v1.TenantService/SetQuotas',
+            kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.SetQuotasRequest.SerializeToString,
+            kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.SetQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateCacheSalt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.tenant.v1.TenantService/RotateCacheSalt',
+            kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.RotateCacheSaltRequest.SerializeToString,
+            kvplane_dot_api_dot_tenant_dot_v1_dot_tenant__pb2.RotateCacheSaltResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,8 @@ class Chat:
     messages: list[dict[str, Any]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     gateway: int = 1
+    # The base URL of a gateway that is not one of the cluster's two.
+    at: str = ""
     # Fields of every request.
     always: dict[str, Any] = field(default_factory=dict)
     answer_tokens: int = ANSWER_TOKENS
@@ -101,7 +103,7 @@ class Chat:
         headers = dict(self.headers)
         if self.session is not None:
             headers["x-session-id"] = self.session
-        url = f"{self.cluster.gateway(self.gateway)}/v1/chat/completions"
+        url = f"{self.at or self.cluster.gateway(self.gateway)}/v1/chat/completions"
         async with httpx.AsyncClient(timeout=seconds) as http:
             if not stream:
                 answer = await http.post(url, json=self.body(**more), headers=headers)

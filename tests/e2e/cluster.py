@@ -79,8 +79,7 @@ class Cluster:
             status = free_port()
             env["KVPLANE_GRPC_STATUS_PORT"] = str(status)
             url = f"http://127.0.0.1:{status}"
-        command = [sys.executable, "-m", "kvplane.cli", "serve", kind]
-        return Server(name, command, url=url, health="/readyz", env=env, logs=self.logs)
+        return Server(name, command(kind), url=url, health="/readyz", env=env, logs=self.logs)
 
     def _worker(self, name: str, kv_role: str, *, prefix_caching: bool = True) -> Server:
         port = free_port()
@@ -139,6 +138,11 @@ class Cluster:
     def both(self, kind: str) -> list[Server]:
         """Return both replicas of a service."""
         return [self.services[f"{kind}-1"], self.services[f"{kind}-2"]]
+
+
+def command(kind: str) -> list[str]:
+    """Return what starts a service."""
+    return [sys.executable, "-m", "kvplane.cli", "serve", kind]
 
 
 def wait_for_model(gateway: str, seconds: float = 30) -> None:

@@ -20,6 +20,7 @@ _NAMES = {
     "vllm:nixl_num_kv_expired_reqs_total": "ran_out",
     "vllm:nixl_num_notifications_after_expiry_total": "read_too_late",
     "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:prefix_cache_hits_total": "cache_hits",
 }
 
 
@@ -37,6 +38,8 @@ class Figures:
     ran_out: int = 0
     # Reads that ended when the engine held the blocks no more.
     read_too_late: int = 0
+    # Tokens that were in the prefix cache.
+    cache_hits: int = 0
     # Of requests whose prompt is done.
     prompt_tokens: int = 0
     # Requests that ended with their last token.

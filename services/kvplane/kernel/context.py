@@ -3,7 +3,7 @@
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 DEFAULT_TENANT: Final = "default"
 
@@ -22,6 +22,21 @@ class Role(StrEnum):
 
 
 EVERY_ROLE: Final = frozenset(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a peer's certificate says it is: the URI `kvplane:<kind>/<name>`.
+
+    A client has no role of its own and needs a key beside its certificate.
+    """
+
+    kind: Literal["service", "worker", "operator", "client"]
+    # A worker's is its worker id.
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.tenant.main import TenantPart, build
-from kvplane.tenant.store_sql import api_keys, tenants
+from kvplane.tenant.tables import TABLES
 from session.databases import create_tables
 from sqlalchemy import text
 
@@ -32,7 +32,7 @@ class Directory:
 
 
 async def _directory(url: str, clock: Clock) -> AsyncIterator[Directory]:
-    await create_tables(url, [tenants, api_keys])
+    await create_tables(url, list(TABLES))
     directory = Directory(url, clock)
     yield directory
     for database in directory.databases:

@@ -181,6 +181,8 @@ async def test_keys_of_unknown_tenants_and_unknown_keys(directory):
         await new_key(service, "nobody")
     with pytest.raises(NotFound, match="no tenant"):
         await service.ListApiKeys(pb.ListApiKeysRequest(tenant_id="nobody"))
+    with pytest.raises(NotFound, match="no tenant"):
+        await new_key(service, "nobody")
     with pytest.raises(NotFound, match="no API key"):
         await service.RevokeApiKey(pb.RevokeApiKeyRequest(key_id="key-unknown"))
     assert await directory.execute("SELECT count(*) FROM api_keys") == [(0,)]
@@ -206,6 +208,28 @@ BAD = [
     ("ListTenants", pb.ListTenantsRequest(page_token="\u00e9"), "page_token"),
     ("CreateApiKey", pb.CreateApiKeyRequest(), "tenant_id"),
     ("ListApiKeys", pb.ListApiKeysRequest(tenant_id=" "), "tenant_id"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(role=pb.ROLE_TENANT), "tenant_id"),
+    (
+        "CreateApiKey",
+        pb.CreateApiKeyRequest(tenant_id="default", role=pb.ROLE_WORKER, worker_id="w"),
+        "tenant_id",
+    ),
+    (
+        "CreateApiKey",
+        pb.CreateApiKeyRequest(tenant_id="default", role=pb.ROLE_OPERATOR),
+        "tenant_id",
+    ),
+    ("CreateApiKey", pb.CreateApiKeyRequest(role=pb.ROLE_WORKER), "worker_id"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(role=pb.ROLE_WORKER, worker_id="\0"), "worker_id"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(role=pb.ROLE_OPERATOR, worker_id="w"), "worker_id"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", worker_id="w"), "worker_id"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", role=99), "role"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={"seconds": -1}), "ttl"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={"nanos": -1}), "ttl"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={"seconds": 2**62}), "ttl"),
+    ("GetQuotas", pb.GetQuotasRequest(), "tenant_id"),
+    ("SetQuotas", pb.SetQuotasRequest(tenant_id="a b"), "tenant_id"),
+    ("RotateCacheSalt", pb.RotateCacheSaltRequest(), "tenant_id"),
     ("RevokeApiKey", pb.RevokeApiKeyRequest(), "key_id"),
     ("RevokeApiKey", pb.RevokeApiKeyRequest(key_id="a b"), "key_id"),
 ]

@@ -1,4 +1,4 @@
-"""Use cases of tenants and their API keys."""
+"""Use cases of tenants, their API keys and their limits."""
 
 import hmac
 import logging
@@ -6,8 +6,9 @@ import logging
 from kvplane.kernel.context import DEFAULT_TENANT
 from kvplane.kernel.errors import KvplaneError, Unauthenticated
 from kvplane.kernel.ids import Ids
+from kvplane.kernel.limits import Quotas
 from kvplane.tenant import domain
-from kvplane.tenant.domain import ApiKey, Tenant
+from kvplane.tenant.domain import ApiKey, Changes, FoundKey, KeyOrder, Tenant
 from kvplane.tenant.store import TenantStore
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class TenantService:
     async def create(self, tenant_id: str, display_name: str) -> Tenant:
         """Make a tenant. Raises AlreadyExists."""
         await self._ensure_default()
-        return await self._store.create(tenant_id, display_name)
+        return await self._store.create(tenant_id, display_name, domain.new_salt())
 
     async def get(self, tenant_id: str) -> Tenant:
         """Raise NotFound for an unknown one."""
@@ -43,14 +44,22 @@ class TenantService:
         await self._ensure_default()
         return await self._store.list_tenants(after, limit)
 
-    async def create_key(self, tenant_id: str) -> tuple[ApiKey, str]:
-        """Return a new key and its secret, which nobody can see again."""
+    async def rotate_salt(self, tenant_id: str) -> Tenant:
+        """Give the tenant a new, empty space in the engines' caches. Raises NotFound."""
+        await self._ensure_default()
+        return await self._store.set_salt(tenant_id, domain.new_salt())
+
+    async def create_key(self, order: KeyOrder) -> tuple[ApiKey, str]:
+        """Return a new key and its secret, which nobody can see again.
+
+        Raises NotFound for an unknown tenant, QuotaExceeded.
+        """
         await self._ensure_default()
         secret = domain.new_secret()
-        return await self._store.create_key(tenant_id, self._ids.new("key"), secret), secret
+        return await self._store.create_key(order, self._ids.new("key"), secret), secret
 
     async def list_keys(self, tenant_id: str) -> list[ApiKey]:
-        """Return a tenant's keys, revoked ones too. Raises NotFound."""
+        """Return a tenant's keys, ended ones too. Raises NotFound."""
         await self._ensure_default()
         return await self._store.list_keys(tenant_id)
 
@@ -58,19 +67,30 @@ class TenantService:
         """Revoke a key. Raises NotFound."""
         return await self._store.revoke_key(key_id)
 
-    async def resolve(self, secret: str) -> str:
-        """Return the tenant of a key. Raises Unauthenticated.
+    async def resolve(self, secret: str) -> FoundKey:
+        """Return the key of a secret. Raises Unauthenticated.
 
-        The same hash, query and comparison for every secret, whatever it looks like.
+        The same hash, query and comparison for every secret, whatever it looks like; an
+        expired key, a revoked one and none at all get one answer.
         """
         wanted = domain.secret_hash(secret)
-        key = await self._store.find_key(wanted)
-        same = hmac.compare_digest(key.secret_hash if key else bytes(len(wanted)), wanted)
-        if key is None or not same or key.revoke_us is not None:
+        found = await self._store.find_key(wanted)
+        same = hmac.compare_digest(found.key.secret_hash if found else bytes(len(wanted)), wanted)
+        if found is None or not same or not found.key.valid_at(found.now_us):
             raise Unauthenticated("the API key is not valid")
-        return key.tenant_id
+        return found
+
+    async def quotas(self, tenant_id: str) -> Quotas:
+        """Return the tenant's limits. Raises NotFound."""
+        await self._ensure_default()
+        return await self._store.quotas(tenant_id)
+
+    async def set_quotas(self, tenant_id: str, soft: Changes, hard: Changes) -> Quotas:
+        """Change these limits and leave the others. Raises NotFound, InvalidField."""
+        await self._ensure_default()
+        return await self._store.change_quotas(tenant_id, soft, hard)
 
     async def _ensure_default(self) -> None:
         if not self._has_default:
-            await self._store.ensure(DEFAULT_TENANT, "Default")
+            await self._store.ensure(DEFAULT_TENANT, "Default", domain.new_salt())
             self._has_default = True

@@ -47,16 +47,14 @@ class TenantServicer(tenant_pb2_grpc.TenantServiceServicer):
         self, request: pb.CreateApiKeyRequest, context: Any = None
     ) -> pb.CreateApiKeyResponse:
         """Make a key and show its secret, once."""
-        key, secret = await self._service.create_key(
-            validate.tenant_id("tenant_id", request.tenant_id)
-        )
+        key, secret = await self._service.create_key(codec.key_order(request))
         return pb.CreateApiKeyResponse(api_key=codec.key_message(key), secret=secret)
 
     async def ListApiKeys(
         self, request: pb.ListApiKeysRequest, context: Any = None
     ) -> pb.ListApiKeysResponse:
-        """Return a tenant's keys."""
-        keys = await self._service.list_keys(validate.tenant_id("tenant_id", request.tenant_id))
+        """Return a tenant's keys, or those of workers and operators."""
+        keys = await self._service.list_keys(codec.whose_keys(request.tenant_id))
         return pb.ListApiKeysResponse(api_keys=[codec.key_message(key) for key in keys])
 
     async def RevokeApiKey(
@@ -69,5 +67,29 @@ class TenantServicer(tenant_pb2_grpc.TenantServiceServicer):
     async def ResolveApiKey(
         self, request: pb.ResolveApiKeyRequest, context: Any = None
     ) -> pb.ResolveApiKeyResponse:
-        """Say whose key it is."""
-        return pb.ResolveApiKeyResponse(tenant_id=await self._service.resolve(request.secret))
+        """Say whose key it is, and what it is good for."""
+        return codec.resolved_message(await self._service.resolve(request.secret))
+
+    async def GetQuotas(
+        self, request: pb.GetQuotasRequest, context: Any = None
+    ) -> pb.GetQuotasResponse:
+        """Return a tenant's limits."""
+        quotas = await self._service.quotas(validate.tenant_id("tenant_id", request.tenant_id))
+        return pb.GetQuotasResponse(quotas=codec.quotas_message(quotas))
+
+    async def SetQuotas(
+        self, request: pb.SetQuotasRequest, context: Any = None
+    ) -> pb.SetQuotasResponse:
+        """Change some of a tenant's limits."""
+        tenant_id = validate.tenant_id("tenant_id", request.tenant_id)
+        soft = codec.changes("quotas.soft", request.quotas.soft)
+        hard = codec.changes("quotas.hard", request.quotas.hard)
+        quotas = await self._service.set_quotas(tenant_id, soft, hard)
+        return pb.SetQuotasResponse(quotas=codec.quotas_message(quotas))
+
+    async def RotateCacheSalt(
+        self, request: pb.RotateCacheSaltRequest, context: Any = None
+    ) -> pb.RotateCacheSaltResponse:
+        """Give a tenant a new, empty space in the engines' caches."""
+        tenant = await self._service.rotate_salt(validate.tenant_id("tenant_id", request.tenant_id))
+        return pb.RotateCacheSaltResponse(tenant=codec.tenant_message(tenant))

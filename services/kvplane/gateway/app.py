@@ -23,6 +23,7 @@ from kvplane.gateway.failures import (
 )
 from kvplane.gateway.forward import forward
 from kvplane.gateway.models import models
+from kvplane.gateway.openapi import document
 from kvplane.gateway.request import CHAT, COMPLETIONS, ClientRequest, parse, tenant_salt
 from kvplane.gateway.tracing import span
 from kvplane.gateway.turn import Parts, Turn
@@ -58,6 +59,7 @@ class Gateway:
             app.router.add_get(path, self._alive)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/openapi.json", self._document)
         return app
 
     # -- completions --------------------------------------------------------------
@@ -176,6 +178,9 @@ class Gateway:
             body=self._parts.metrics.text(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+    async def _document(self, _http: web.Request) -> web.Response:
+        return _json(document(with_keys=self._parts.config.auth != "none"))
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:

@@ -26,8 +26,21 @@ _NOT_FOR_PREFILL: Final = (
 _CHARACTERS_PER_TOKEN: Final = 4
 
 # Fields that tell an engine whose memory to read, and where an engine looks for them.
-_STEERING: Final = ("kv_transfer_params", "ec_transfer_params")
+_STEERING: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 _HOLDERS: Final = ("extra_body", "vllm_xargs", "extra_args")
+# The gateway's own to say: the order among tenants, and the name in the engine's logs
+# and handles.
+_OURS: Final = ("priority", "request_id")
+# They name code or files that an engine would load.
+_LOADS: Final = ("logits_processors", "mm_processor_kwargs")
+
+MAX_MODEL_BYTES: Final = 512
+# Far more than people need, far fewer than would hurt.
+MAX_MESSAGES: Final = 10_000
+MAX_TOOLS: Final = 1_000
+MAX_PROMPTS: Final = 1_000
+MAX_CHOICES: Final = 128
+MAX_DEPTH: Final = 100
 
 
 @dataclass(slots=True)
@@ -98,6 +111,8 @@ class ClientRequest:
             body["n"] = 1
         if token_ids:
             body["return_token_ids"] = True
+        # Never the client's own, which might be another tenant's.
+        body.pop("cache_salt", None)
         if self.cache_salt:
             body["cache_salt"] = self.cache_salt
         body["kv_transfer_params"] = params
@@ -121,12 +136,14 @@ class ClientRequest:
             add["return_token_ids"] = True
         if self.cache_salt:
             add["cache_salt"] = self.cache_salt
-        if not self.stripped and not add.keys() & self.body.keys():
+        anew = self.stripped or "cache_salt" in self.body
+        if not anew and not add.keys() & self.body.keys():
             return with_members(self.raw, self.body, add)
         # Not orjson: it would turn integers beyond 64 bits into floats.
         try:
             exact = json.loads(self.raw)
             _strip(exact)
+            exact.pop("cache_salt", None)
             return json.dumps({**exact, **add}, separators=(",", ":")).encode()
         except RecursionError as error:
             raise InvalidField("body", "is nested too deep") from error
@@ -151,17 +168,14 @@ def parse(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
         raise InvalidField("body", f"is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidField("body", "must be a JSON object")
+    _check_depth(raw, body)
     stripped = _strip(body)
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidField("model", "must be the name of a model")
-    if len(model.encode()) > 512:
-        raise InvalidField("model", "must be at most 512 bytes long")
-    if not isinstance(body.get("stream") or False, bool):
-        raise InvalidField("stream", "must be true or false")
-    salt = body.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InvalidField("cache_salt", "must be a text that is not empty")
+    if len(model.encode()) > MAX_MODEL_BYTES:
+        raise InvalidField("model", f"must be at most {MAX_MODEL_BYTES} bytes long")
+    _check_fields(body)
     past = _messages(model, body) if path == CHAT else _prompt(model, body)
     return ClientRequest(
         path=path,
@@ -188,10 +202,48 @@ def tenant_salt(tenant_id: str, salt: str | None) -> str:
     return digest.hexdigest()
 
 
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Check what the gateway itself goes by, and what would cost an engine too much."""
+    if not isinstance(body.get("stream"), bool | None):
+        raise InvalidField("stream", "must be true or false")
+    if not isinstance(body.get("stream_options"), dict | None):
+        raise InvalidField("stream_options", "must be an object")
+    salt = body.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidField("cache_salt", "must be a text that is not empty")
+    for name in ("n", "best_of"):
+        count = body.get(name)
+        if count is not None and (type(count) is not int or not 1 <= count <= MAX_CHOICES):
+            raise InvalidField(name, f"must be a number from 1 to {MAX_CHOICES}")
+    tools = body.get("tools")
+    if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
+        raise InvalidField("tools", f"must be a list of at most {MAX_TOOLS} tools")
+    for name in _LOADS:
+        if body.get(name) is not None:
+            raise InvalidField(name, "is not taken from clients: leave it out")
+
+
+def _check_depth(raw: bytes, body: dict[str, Any]) -> None:
+    if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
+        return
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for holder in level:
+            items = holder.values() if isinstance(holder, dict) else holder
+            inner += [item for item in items if isinstance(item, dict | list)]
+        if not inner:
+            return
+        level = inner
+    raise InvalidField("body", f"is nested more than {MAX_DEPTH} deep")
+
+
 def _messages(model: str, body: Mapping[str, Any]) -> History:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidField("messages", "must be a list of messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidField("messages", f"must be at most {MAX_MESSAGES} messages")
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise InvalidField(f"messages[{number}]", "must be an object")
@@ -208,9 +260,16 @@ def _prompt(model: str, body: Mapping[str, Any]) -> History | None:
         return history.of_text(model, prompt)
     if _is_ids(prompt):
         return history.of_tokens(model, prompt)
-    if prompt is not None and not isinstance(prompt, list):
-        raise InvalidField("prompt", "must be a text, token ids, or a list of them")
+    if prompt is not None and not _is_prompts(prompt):
+        problem = f"must be a text, token ids, or a list of at most {MAX_PROMPTS} of them"
+        raise InvalidField("prompt", problem)
     return None
+
+
+def _is_prompts(prompts: Any) -> bool:
+    if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
+        return False
+    return all(isinstance(one, str) for one in prompts) or all(_is_ids(one) for one in prompts)
 
 
 def _is_ids(prompt: Any) -> bool:
@@ -220,16 +279,28 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _strip(body: dict[str, Any]) -> bool:
-    """Take out what steers engines; return whether there was something."""
-    found = False
-    for holder in (body, *(body.get(nested) for nested in _HOLDERS)):
-        if isinstance(holder, dict):
-            for name in _STEERING:
-                found |= holder.pop(name, _ABSENT) is not _ABSENT
+    """Take out what is not a client's to say; return whether the rest must be written anew.
+
+    It must be as soon as there is a place where steering could be, found or not: of a
+    name that comes twice another parser may see the other.
+    """
+    found = any(name in body for name in (*_HOLDERS, *_STEERING, *_OURS))
+    if found:
+        for name in (*_STEERING, *_OURS):
+            body.pop(name, None)
+        for name in _HOLDERS:
+            _strip_holder(body.get(name))
     return found
 
 
-_ABSENT: Final = object()
+def _strip_holder(holder: Any) -> None:
+    """Take steering out at any depth."""
+    if isinstance(holder, dict):
+        for name in _STEERING & holder.keys():
+            del holder[name]
+    if isinstance(holder, dict | list):
+        for inner in holder.values() if isinstance(holder, dict) else holder:
+            _strip_holder(inner)
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

@@ -4,16 +4,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvplane import client
+from kvplane.client import tls
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
+from kvplane.kernel.errors import InvalidField
 from kvplane.lease import main as lease_main
 from kvplane.lease.domain import LeaseConfig
 from kvplane.routing import main as routing_main
 from kvplane.routing.domain import RoutingConfig
 from kvplane.runtime.auth import ApiKeys, Authenticator, KeyCache, TrustedNetwork
 from kvplane.runtime.process import GrpcProcess, Part
-from kvplane.runtime.settings import Settings, config_of
+from kvplane.runtime.settings import Settings, WrongSettings, config_of
 from kvplane.session import main as session_main
 from kvplane.session.domain import SessionConfig
 from kvplane.tenant import main as tenant_main
@@ -80,28 +82,38 @@ class Peers:
     """The services of other processes, at the addresses of the settings."""
 
     def __init__(self, settings: Settings) -> None:
+        """Raises WrongSettings for a wrong file of `tls`."""
         self._settings = settings
-        self._token = settings.auth.internal_token.get_secret_value() or None
+        files = settings.tls.files()
+        if files is not None:
+            try:
+                tls.load(files)
+            except InvalidField as error:
+                raise WrongSettings([f"tls.{error.message}"]) from None
+        self._options: dict[str, Any] = {
+            "token": settings.auth.internal_token.get_secret_value() or None,
+            "tls": files,
+        }
 
     def leases(self) -> LeaseApi:
         """Return the lease service."""
-        return client.lease_api(self._settings.lease.address, token=self._token)
+        return client.lease_api(self._settings.lease.address, **self._options)
 
     def sessions(self) -> SessionApi:
         """Return the session service."""
-        return client.session_api(self._settings.session.address, token=self._token)
+        return client.session_api(self._settings.session.address, **self._options)
 
     def tenants(self) -> TenantApi:
         """Return the tenant service, which lives with the session service."""
-        return client.tenant_api(self._settings.session.address, token=self._token)
+        return client.tenant_api(self._settings.session.address, **self._options)
 
     def routing(self) -> RoutingApi:
         """Return the routing service."""
-        return client.routing_api(self._settings.routing.address, token=self._token)
+        return client.routing_api(self._settings.routing.address, **self._options)
 
     def workers(self) -> WorkerApi:
         """Return the worker registry, which lives with the routing service."""
-        return client.worker_api(self._settings.routing.address, token=self._token)
+        return client.worker_api(self._settings.routing.address, **self._options)
 
 
 def authenticator(settings: Settings, tenants: TenantApi, clock: Clock) -> Authenticator:

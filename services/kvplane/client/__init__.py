@@ -4,7 +4,7 @@ async with KvplaneClient("127.0.0.1:7700") as kvplane:
     answer = await kvplane.routing.Route(RouteRequest(...))
 """
 
-from typing import Self
+from typing import Any, Self
 
 from kvplane.api.audit.v1 import audit_pb2 as audit
 from kvplane.api.lease.v1 import lease_pb2 as lease
@@ -31,6 +31,7 @@ from kvplane.client.connect import (
     tenant_api,
     worker_api,
 )
+from kvplane.client.tls import TlsFiles
 
 __all__ = [
     "AuditApi",
@@ -40,6 +41,7 @@ __all__ = [
     "RoutingApi",
     "SessionApi",
     "TenantApi",
+    "TlsFiles",
     "WorkerApi",
     "audit",
     "audit_api",
@@ -76,42 +78,35 @@ class KvplaneClient:
         tenant: str | None = None,
         token: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        tls: TlsFiles | None = None,
     ) -> None:
         """Name the servers; nothing is opened yet.
 
         `address` (``host:port``) serves everything, as `kvplane dev` does. Where services
         run alone, it is the routing service's, `session` the session and tenant
         service's, `lease` the lease service's. `timeout` is each call's, in seconds.
+        `tls`: the servers speak TLS, and want a certificate.
         """
         self._address = address
         self._session = session or address
         self._lease = lease or address
-        self._tenant, self._token, self._timeout = tenant, token, timeout
         self._channels = Channels()
+        self._options: dict[str, Any] = {
+            "tenant": tenant,
+            "token": token,
+            "timeout": timeout,
+            "channels": self._channels,
+            "tls": tls,
+        }
 
     async def __aenter__(self) -> Self:
         """Open lazily: the first call connects. Raises InvalidField("address")."""
-        tenant, token, timeout, channels = (
-            self._tenant, self._token, self._timeout, self._channels,
-        )  # fmt: skip
-        self.routing = routing_api(
-            self._address, tenant=tenant, token=token, timeout=timeout, channels=channels
-        )
-        self.workers = worker_api(
-            self._address, tenant=tenant, token=token, timeout=timeout, channels=channels
-        )
-        self.sessions = session_api(
-            self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
-        )
-        self.leases = lease_api(
-            self._lease, tenant=tenant, token=token, timeout=timeout, channels=channels
-        )
-        self.tenants = tenant_api(
-            self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
-        )
-        self.audit = audit_api(
-            self._session, tenant=tenant, token=token, timeout=timeout, channels=channels
-        )
+        self.routing = routing_api(self._address, **self._options)
+        self.workers = worker_api(self._address, **self._options)
+        self.sessions = session_api(self._session, **self._options)
+        self.leases = lease_api(self._lease, **self._options)
+        self.tenants = tenant_api(self._session, **self._options)
+        self.audit = audit_api(self._session, **self._options)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

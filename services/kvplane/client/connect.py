@@ -30,6 +30,7 @@ from kvplane.client.api import (
 )
 from kvplane.client.channels import SHARED, Channels
 from kvplane.client.errors import from_rpc_error
+from kvplane.client.tls import TlsFiles
 from kvplane.kernel.clock import Clock, SystemClock
 from kvplane.kernel.context import caller
 from kvplane.kernel.errors import KvplaneError
@@ -63,6 +64,7 @@ class _Settings:
     tenant: str | None
     token: str | None
     timeout: float
+    encrypted: bool
     clock: Clock = field(default_factory=SystemClock)
 
     def metadata(self) -> _Metadata:
@@ -103,7 +105,7 @@ class _Unary:
                     request, timeout=max(end - clock.monotonic(), 0.001), metadata=metadata
                 )
             except grpc.aio.AioRpcError as failure:
-                error = from_rpc_error(failure)
+                error = from_rpc_error(failure, encrypted=self._settings.encrypted)
                 pause = self._pause(failure, error, backoff)
                 if pause is None or clock.monotonic() + pause >= end:
                     raise error from failure
@@ -134,7 +136,7 @@ class _Stream:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as failure:
-            raise from_rpc_error(failure) from failure
+            raise from_rpc_error(failure, encrypted=self._settings.encrypted) from failure
         finally:
             call.cancel()
 
@@ -160,9 +162,11 @@ def _remote(
     token: str | None,
     timeout: float,
     channels: Channels,
+    tls: TlsFiles | None,
 ) -> Any:
     descriptor = module.DESCRIPTOR.services_by_name[service]
-    return _Remote(descriptor, stub(channels.get(address)), _Settings(tenant, token, timeout))
+    settings = _Settings(tenant, token, timeout, encrypted=tls is not None)
+    return _Remote(descriptor, stub(channels.get(address, tls)), settings)
 
 
 def lease_api(
@@ -172,15 +176,17 @@ def lease_api(
     token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     channels: Channels = SHARED,
+    tls: TlsFiles | None = None,
 ) -> LeaseApi:
     """Return the lease service at `address`. Call it inside a running event loop.
 
-    `tenant` fixes the tenant; without it each call is for the current caller's.
-    Raises InvalidField("address").
+    `tenant` fixes the tenant; without it each call is for the current caller's. With
+    `tls` the connection is encrypted, and both sides show a certificate.
+    Raises InvalidField for a wrong address or file.
     """
     remote = _remote(
         lease_pb2, "LeaseService", lease_pb2_grpc.LeaseServiceStub,
-        address, tenant, token, timeout, channels,
+        address, tenant, token, timeout, channels, tls,
     )  # fmt: skip
     return cast(LeaseApi, remote)
 
@@ -192,11 +198,12 @@ def session_api(
     token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     channels: Channels = SHARED,
+    tls: TlsFiles | None = None,
 ) -> SessionApi:
     """Return the session service at `address`; see `lease_api`."""
     remote = _remote(
         session_pb2, "SessionService", session_pb2_grpc.SessionServiceStub,
-        address, tenant, token, timeout, channels,
+        address, tenant, token, timeout, channels, tls,
     )  # fmt: skip
     return cast(SessionApi, remote)
 
@@ -208,11 +215,12 @@ def routing_api(
     token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     channels: Channels = SHARED,
+    tls: TlsFiles | None = None,
 ) -> RoutingApi:
     """Return the routing service at `address`; see `lease_api`."""
     remote = _remote(
         routing_pb2, "RoutingService", routing_pb2_grpc.RoutingServiceStub,
-        address, tenant, token, timeout, channels,
+        address, tenant, token, timeout, channels, tls,
     )  # fmt: skip
     return cast(RoutingApi, remote)
 
@@ -224,11 +232,12 @@ def worker_api(
     token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     channels: Channels = SHARED,
+    tls: TlsFiles | None = None,
 ) -> WorkerApi:
     """Return the worker registry at `address`; see `lease_api`."""
     remote = _remote(
         routing_pb2, "WorkerService", routing_pb2_grpc.WorkerServiceStub,
-        address, tenant, token, timeout, channels,
+        address, tenant, token, timeout, channels, tls,
     )  # fmt: skip
     return cast(WorkerApi, remote)
 
@@ -240,11 +249,12 @@ def tenant_api(
     token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     channels: Channels = SHARED,
+    tls: TlsFiles | None = None,
 ) -> TenantApi:
     """Return the tenant service at `address`; see `lease_api`."""
     remote = _remote(
         tenant_pb2, "TenantService", tenant_pb2_grpc.TenantServiceStub,
-        address, tenant, token, timeout, channels,
+        address, tenant, token, timeout, channels, tls,
     )  # fmt: skip
     return cast(TenantApi, remote)
 
@@ -256,11 +266,12 @@ def audit_api(
     token: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     channels: Channels = SHARED,
+    tls: TlsFiles | None = None,
 ) -> AuditApi:
     """Return the audit service at `address`; see `lease_api`."""
     remote = _remote(
         audit_pb2, "AuditService", audit_pb2_grpc.AuditServiceStub,
-        address, tenant, token, timeout, channels,
+        address, tenant, token, timeout, channels, tls,
     )  # fmt: skip
     return cast(AuditApi, remote)
 

@@ -6,6 +6,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+from kvplane.client.tls import explain
 from kvplane.kernel.errors import ERRORS_BY_REASON, KvplaneError, rebuild
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -27,8 +28,12 @@ _REASON_BY_CODE: Final = {
 }
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> KvplaneError:
-    """Return the KvplaneError that `error` stands for. Never raises."""
+def from_rpc_error(error: grpc.aio.AioRpcError, *, encrypted: bool = False) -> KvplaneError:
+    """Return the KvplaneError that `error` stands for. Never raises.
+
+    `encrypted`: the call went over TLS. What is wrong with a connection's TLS is said in
+    our words, and `metadata` has the key ``tls``.
+    """
     message = error.details() or error.code().name
     metadata: dict[str, str] = {}
     retry_after: float | None = None
@@ -45,6 +50,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> KvplaneError:
                 retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     if reason not in ERRORS_BY_REASON:  # none, or a newer server's
         reason = _REASON_BY_CODE.get(error.code(), "INTERNAL")
+    if status is None and reason == "UNAVAILABLE":
+        wrong = explain(message, encrypted=encrypted)
+        if wrong is not None:
+            message, metadata = wrong, {"tls": "on" if encrypted else "off"}
     return rebuild(reason, message, metadata, retry_after)
 
 

@@ -60,7 +60,10 @@ class GrpcProcess:
         port: int,
         metrics: RpcMetrics | None = None,
     ) -> None:
-        """`servicers` by service name; `port` is the service's default port."""
+        """`servicers` by service name; `port` is the service's default port.
+
+        Raises InvalidField for a wrong file of the settings `tls`.
+        """
         self._settings = settings.grpc
         self._database = database
         self._parts = list(parts)
@@ -76,7 +79,9 @@ class GrpcProcess:
             default_deadline=settings.grpc.default_deadline_s,
             gate=self._gate,
         )
-        self._server = GrpcServer(servicers, calls, server_interceptors(settings.telemetry))
+        self._server = GrpcServer(
+            servicers, calls, server_interceptors(settings.telemetry), settings.tls.files()
+        )
         self.port = 0
         self.status_port = 0
 

@@ -12,6 +12,9 @@ from pydantic_settings import NoDecode
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from kvplane.client.tls import TlsFiles
+from kvplane.kernel.errors import InvalidField
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -87,6 +90,39 @@ class AuthSettings(Section):
         if self.mode == "api_key" and not self.internal_token.get_secret_value():
             raise ValueError("internal_token: must be set for mode api_key")
         return self
+
+
+class TlsSettings(Section):
+    """Mutual TLS between services, workers and operators: all three files, or none.
+
+    Replaced files hold for new connections, without a restart. /metrics and /healthz stay
+    plain HTTP. See security-setup.md.
+    """
+
+    ca_file: str = Field("", description="PEM file of the CAs whose certificates are believed.")
+    cert_file: str = Field(
+        "",
+        description="PEM file of this process's certificate and what lies between it and the CA."
+        " It names the process by a URI, `kvplane:service/<name>`.",
+    )
+    key_file: str = Field("", description="PEM file of the certificate's private key.")
+    server_name: str = Field(
+        "",
+        description="Name in the certificates of the other services, where it is not in their"
+        " addresses. Needed for `ip:port,ip:port`.",
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        try:
+            self.files()
+        except InvalidField as error:
+            raise ValueError(error.message) from None
+        return self
+
+    def files(self) -> TlsFiles | None:
+        """Return where they are, None without TLS."""
+        return TlsFiles.of(self.ca_file, self.cert_file, self.key_file, self.server_name)
 
 
 class SessionSettings(Section):

@@ -11,7 +11,9 @@ from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.routing.v1 import routing_pb2, routing_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
 from kvplane.api.tenant.v1 import tenant_pb2, tenant_pb2_grpc
+from kvplane.client.tls import TlsFiles
 from kvplane.runtime.interceptors import CallInterceptor
+from kvplane.runtime.tls import server_credentials
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 
@@ -49,12 +51,15 @@ class GrpcServer:
         servicers: dict[str, Any],
         calls: CallInterceptor,
         before: Sequence[grpc.aio.ServerInterceptor] = (),
+        tls: TlsFiles | None = None,
     ) -> None:
         """`servicers` by the short name of their service, such as ``LeaseService``.
 
-        `before` are interceptors around ours, such as tracing.
+        `before` are interceptors around ours, such as tracing. With `tls` clients must
+        speak TLS and show a certificate. Raises InvalidField for a wrong file.
         """
         self._calls = calls
+        self._credentials = server_credentials(tls) if tls else None
         self._server = grpc.aio.server(interceptors=[*before, calls], options=OPTIONS)
         self.names: list[str] = []
         for short, servicer in servicers.items():
@@ -74,7 +79,10 @@ class GrpcServer:
         await self.set_serving(False)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}") from error
         await self._server.start()

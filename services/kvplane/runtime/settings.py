@@ -33,6 +33,7 @@ from kvplane.runtime.sections import (
     Section,
     SessionSettings,
     TelemetrySettings,
+    TlsSettings,
 )
 
 PREFIX: Final = "KVPLANE_"
@@ -69,6 +70,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = _section(DatabaseSettings)
     grpc: GrpcSettings = _section(GrpcSettings)
     auth: AuthSettings = _section(AuthSettings)
+    tls: TlsSettings = _section(TlsSettings)
     session: SessionSettings = _section(SessionSettings)
     lease: LeaseSettings = _section(LeaseSettings)
     routing: RoutingSettings = _section(RoutingSettings)

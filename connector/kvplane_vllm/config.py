@@ -6,11 +6,14 @@ Each key of `PluginConfig` may be given; a wrong one stops the engine with its n
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from kvplane.client.tls import TlsFiles, load
+from kvplane.kernel.errors import InvalidField
 from kvplane.worker.identity import AgentConfig
 
 _EXAMPLE: Final = '{"control_plane": "127.0.0.1:7700", "url": "http://127.0.0.1:8100"}'
@@ -31,7 +34,13 @@ class PluginConfig:
     url: str  # this engine's HTTP address, as the gateway reaches it
     worker_id: str = ""  # stable over restarts; default: host:port of the url
     served_models: tuple[str, ...] = ()  # default: the engine's own
-    token: str | None = None
+    token: str | None = None  # default: KVPLANE_TOKEN, which no list of processes shows
+    # Mutual TLS with the control plane: these three, and the name in its certificates
+    # where that is not in `control_plane`.
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
     begin_wait_seconds: float = AgentConfig.begin_wait_seconds
     grant_wait_seconds: float = AgentConfig.grant_wait_seconds
     read_limit_seconds: float = AgentConfig.read_limit_seconds
@@ -55,22 +64,34 @@ class PluginConfig:
             _check(key, value)
         if "served_models" in values:
             values["served_models"] = tuple(values["served_models"])
+        values.setdefault("token", os.environ.get("KVPLANE_TOKEN") or None)
         values.setdefault("worker_id", urlsplit(values["url"]).netloc)
         return cls(**values)
 
     def agent(self) -> AgentConfig:
-        """Return what the worker agent needs of it."""
+        """Return what the worker agent needs of it. Raises ConfigError for a wrong file."""
         where = self.control_plane
         both = where if isinstance(where, str) else ""
         return AgentConfig(
             routing=both or where["routing"],  # type: ignore[index]
             lease=both or where["lease"],  # type: ignore[index]
             token=self.token,
+            tls=self._tls(),
             begin_wait_seconds=self.begin_wait_seconds,
             grant_wait_seconds=self.grant_wait_seconds,
             read_limit_seconds=self.read_limit_seconds,
             lease_ttl_seconds=self.lease_ttl_seconds,
         )
+
+    def _tls(self) -> TlsFiles | None:
+        try:
+            files = TlsFiles.of(self.ca_file, self.cert_file, self.key_file, self.server_name)
+            if files is not None:
+                load(files)
+        except InvalidField as error:
+            name, _, problem = error.message.partition(": ")
+            raise ConfigError(f"kvplane.{name}", problem) from None
+        return files
 
 
 def _check(key: str, value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from kvplane.client.tls import TlsFiles
     from kvplane.kernel.errors import KvplaneError
 
 DEFAULT_SERVER = "127.0.0.1:7700"
@@ -58,7 +59,12 @@ class Remote:
 
     def __init__(self, server: str | None, tenant: str, token: str | None) -> None:
         self._server = server
-        self._options: dict[str, Any] = {"tenant": tenant, "token": token, "timeout": _TIMEOUT}
+        self._options: dict[str, Any] = {
+            "tenant": tenant,
+            "token": token,
+            "timeout": _TIMEOUT,
+            "tls": _tls_files(),
+        }
         self.address = ""
 
     def _at(self, service: str) -> str:
@@ -90,6 +96,21 @@ class Remote:
         return client.worker_api(self._at("routing"), **self._options)
 
 
+def _tls_files() -> "TlsFiles | None":
+    """Return the files that KVPLANE_TLS_* name; ends with code 2 when they are wrong."""
+    from kvplane.client.tls import VARIABLE, TlsFiles, load
+    from kvplane.kernel.errors import InvalidField
+
+    try:
+        files = TlsFiles.from_environment()
+        if files is not None:
+            load(files)
+    except InvalidField as error:
+        name, _, problem = error.message.partition(": ")
+        fail(f"{VARIABLE}{name.upper()}: {problem}", 2)
+    return files
+
+
 def call(
     server: str | None,
     tenant: str,
@@ -119,6 +140,8 @@ def call(
 
 
 def _explain(error: "KvplaneError", address: str) -> str:
+    if "tls" in error.metadata:
+        return f"{address}: {error.message} (see KVPLANE_TLS_CA_FILE and its neighbours)"
     # gRPC's own words: it never reached a server of ours.
     if error.reason == "UNAVAILABLE" and error.retry_after is None:
         return (

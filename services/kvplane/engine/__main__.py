@@ -9,9 +9,13 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvplane.engine.config import EngineConfig
 from kvplane.engine.process import ControlPlane, run
+
+if TYPE_CHECKING:
+    from kvplane.client.tls import TlsFiles
 
 _DEFAULT = EngineConfig()
 _UNDER_LEASES = ControlPlane(routing="", lease="")
@@ -25,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
         "NIXL reads. Its model is a toy: deterministic text that changes when any KV block is "
         "wrong. For tests, fault injection and laptops.",
         epilog="UCX_TLS and UCX_NET_DEVICES are tcp,sm and lo when they are not set: reads stay on "
-        "this machine. KVPLANE_TOKEN is the credential for the control plane, if it wants one.",
+        "this machine. KVPLANE_TOKEN is the key for the control plane, if it wants one; the "
+        "--tls options can also be given as KVPLANE_TLS_CA_FILE and so on.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = made.add_argument
@@ -111,6 +116,14 @@ def parser() -> argparse.ArgumentParser:
         "replicas: reads under leases. Without it the engine believes kv_transfer_params, as "
         "plain vLLM does",
     )
+    for option, meaning in (
+        ("ca-file", "PEM file of the CA of the control plane; the TLS files belong together"),
+        ("cert-file", "PEM file of this worker's certificate, kvplane:worker/WORKER-ID"),
+        ("key-file", "PEM file of its private key"),
+        ("server-name", "name in the control plane's certificate, where it is not its address"),
+    ):
+        variable = f"KVPLANE_TLS_{option.upper().replace('-', '_')}"
+        add(f"--tls-{option}", default=os.environ.get(variable, ""), help=meaning)
     add("--worker-id", default="", help="stable name of this worker; the default is ROLE-HOST-PORT")
     add(
         "--url",
@@ -202,12 +215,30 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
         routing=named["routing"],
         lease=named["lease"],
         token=os.environ.get("KVPLANE_TOKEN") or None,
+        tls=tls_of(args),
         worker_id=args.worker_id,
         url=args.url,
         read_limit_s=args.read_limit,
         begin_wait_s=args.begin_wait,
         grant_wait_s=args.grant_wait,
     )
+
+
+def tls_of(args: argparse.Namespace) -> "TlsFiles | None":
+    """Return the files of the --tls options, if there are any. SystemExit says what is wrong."""
+    from kvplane.client.tls import TlsFiles, load  # noqa: PLC0415  brings gRPC along
+    from kvplane.kernel.errors import InvalidField  # noqa: PLC0415
+
+    try:
+        files = TlsFiles.of(
+            args.tls_ca_file, args.tls_cert_file, args.tls_key_file, args.tls_server_name
+        )
+        if files is not None:
+            load(files)
+    except InvalidField as error:
+        name, _, problem = error.message.partition(": ")
+        raise SystemExit(f"--tls-{name.replace('_', '-')}: {problem}") from None
+    return files
 
 
 async def _serve(args: argparse.Namespace) -> None:

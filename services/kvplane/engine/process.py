@@ -16,6 +16,7 @@ from kvplane.engine.reuse import Unmanaged
 from kvplane.kernel.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from kvplane.client.tls import TlsFiles
     from kvplane.worker.agent import WorkerAgent
 
 _log = logging.getLogger("kvplane.engine")
@@ -29,6 +30,7 @@ class ControlPlane:
     routing: str
     lease: str
     token: str | None = None
+    tls: "TlsFiles | None" = None
     # Empty: made of the role and the HTTP address.
     worker_id: str = ""
     url: str = ""
@@ -120,6 +122,7 @@ def _agent(engine: Engine, control_plane: ControlPlane, url: str, clock: Clock) 
             routing=control_plane.routing,
             lease=control_plane.lease,
             token=control_plane.token,
+            tls=control_plane.tls,
             begin_wait_seconds=control_plane.begin_wait_s,
             grant_wait_seconds=control_plane.grant_wait_s,
             read_limit_seconds=control_plane.read_limit_s,

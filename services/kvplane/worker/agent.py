@@ -256,12 +256,14 @@ class WorkerAgent:
             token=config.token,
             timeout=config.call_timeout_seconds,
             channels=channels,
+            tls=config.tls,
         )
         workers = worker_api(
             config.routing,
             token=config.token,
             timeout=config.call_timeout_seconds,
             channels=channels,
+            tls=config.tls,
         )
         await self._serve(leases, workers)
         await channels.close()

@@ -5,6 +5,7 @@ from typing import Final
 
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.client.tls import TlsFiles
 from kvplane.kernel.compat import compatibility_key
 from kvplane.kernel.errors import InvalidField
 
@@ -94,6 +95,7 @@ class AgentConfig:
     routing: str  # host:port of the worker registry
     lease: str  # host:port of the lease service, may be the same
     token: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None  # they can be read, see kvplane.client.tls.load
     begin_wait_seconds: float = 0.3  # for BeginRead of a lease that was granted already
     grant_wait_seconds: float = 0.5  # for a grant by handle, with the wait for its report
     read_limit_seconds: float = 30.0  # a read that takes longer is given up

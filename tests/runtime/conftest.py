@@ -9,7 +9,7 @@ import structlog
 from kvplane.api.lease.v1 import lease_pb2_grpc
 from kvplane.client import Channels, lease_api, session_api
 from kvplane.client.api import LeaseApi, SessionApi
-from kvplane.kernel.clock import SystemClock
+from kvplane.kernel.clock import Clock, SystemClock
 from kvplane.runtime import logs
 from kvplane.runtime.auth import Authenticator, TrustedNetwork
 from kvplane.runtime.interceptors import CallInterceptor
@@ -89,13 +89,14 @@ async def start(lines: Lines) -> AsyncIterator[Start]:
         *,
         default_deadline: float = 30.0,
         before: tuple[grpc.aio.ServerInterceptor, ...] = (),
+        clock: Clock | None = None,
         **options: Any,
     ) -> Running:
         registry = CollectorRegistry()
         calls = CallInterceptor(
             authenticator or TrustedNetwork(),
             RpcMetrics(registry),
-            SystemClock(),
+            clock or SystemClock(),
             default_deadline=default_deadline,
             **options,
         )

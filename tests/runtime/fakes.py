@@ -57,14 +57,29 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
 
 
 class Tenants:
-    """Knows keys; counts how often it is asked."""
+    """Knows keys: a tenant's of a name, else the whole answer. Counts how often it is asked."""
 
     def __init__(self) -> None:
-        self.keys = {"kvp_a": "acme", "kvp_b": "bolt"}
+        self.keys: dict[str, str | tenant_pb2.ResolveApiKeyResponse] = {
+            "kvp_a": "acme",
+            "kvp_b": "bolt",
+            "kvp_w": tenant_pb2.ResolveApiKeyResponse(role=tenant_pb2.ROLE_WORKER, worker_id="w1"),
+            "kvp_o": tenant_pb2.ResolveApiKeyResponse(role=tenant_pb2.ROLE_OPERATOR),
+        }
         self.asked = 0
+        self.behaviour: Callable[[], Any] = lambda: None
 
     async def ResolveApiKey(self, request, /):
         self.asked += 1
-        if request.secret not in self.keys:
+        answer = self.behaviour()
+        if asyncio.iscoroutine(answer):
+            await answer
+        known = self.keys.get(request.secret)
+        if known is None:
             raise Unauthenticated("nobody's key")
-        return tenant_pb2.ResolveApiKeyResponse(tenant_id=self.keys[request.secret])
+        made = tenant_pb2.ResolveApiKeyResponse(key_id=f"id-{request.secret}")
+        if isinstance(known, str):
+            made.tenant_id = known
+        else:
+            made.MergeFrom(known)
+        return made

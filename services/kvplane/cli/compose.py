@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvplane import client
 from kvplane.client import tls
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
+from kvplane.client.keys import Keys
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import InvalidField
@@ -13,7 +14,7 @@ from kvplane.lease import main as lease_main
 from kvplane.lease.domain import LeaseConfig
 from kvplane.routing import main as routing_main
 from kvplane.routing.domain import RoutingConfig
-from kvplane.runtime.auth import ApiKeys, Authenticator, KeyCache, TrustedNetwork
+from kvplane.runtime.auth import ApiKeys, Authenticator, TrustedNetwork
 from kvplane.runtime.process import GrpcProcess, Part
 from kvplane.runtime.settings import Settings, WrongSettings, config_of
 from kvplane.session import main as session_main
@@ -121,8 +122,9 @@ def authenticator(settings: Settings, tenants: TenantApi, clock: Clock) -> Authe
     auth = settings.auth
     if auth.mode == "none":
         return TrustedNetwork()
-    keys = KeyCache(tenants, clock, auth.key_cache_s)
-    return ApiKeys(keys, auth.internal_token.get_secret_value())
+    keys = Keys(tenants, clock, ttl=auth.key_cache_s, stale=auth.key_stale_s)
+    again_s = max(auth.key_cache_s, 1.0)
+    return ApiKeys(keys, auth.internal_token.get_secret_value(), again_s)
 
 
 def service(name: str, settings: Settings, clock: Clock) -> GrpcProcess:

@@ -1,52 +1,49 @@
-"""Who is calling: from a call's metadata to `kvplane.kernel.context.Caller`.
+"""Who is calling: from a call's metadata and certificate to `kvplane.kernel.context.Caller`.
 
-Mode ``none``: the caller names its tenant; for loopback and trusted networks.
+Mode ``none``: the caller names its tenant and may do everything; for loopback.
 
-Mode ``api_key``: ``authorization: Bearer kvp_...`` is a tenant's key and names the
-tenant by itself. The shared internal token in the same place is one of our own
-services or workers, which speak for the tenant they name. Keys reach only what a
-tenant may do for itself; everything else is internal.
+Mode ``api_key``: ``authorization: Bearer kvp_...`` is a tenant's, a worker's or an
+operator's key. The shared internal token in the same place is one of our own services.
+A certificate of a service, a worker or an operator speaks for itself. What each may call
+is said in `kvplane.runtime.permissions`.
 """
 
 import hmac
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from kvplane.api.tenant.v1.tenant_pb2 import ResolveApiKeyRequest
-from kvplane.client.api import TenantApi
+from kvplane.client.keys import OF_THE_ASKER, Key, Keys
 from kvplane.kernel import validate
-from kvplane.kernel.clock import Clock
-from kvplane.kernel.context import DEFAULT_TENANT, Caller
+from kvplane.kernel.context import DEFAULT_TENANT, Caller, Identity, Role
 from kvplane.kernel.errors import PermissionDenied, Unauthenticated
 from kvplane.kernel.ids import Ids, RandomIds
+from kvplane.runtime.permissions import speaks_for
 
 TENANT_KEY: Final = "x-kvplane-tenant"
+ACTOR_KEY: Final = "x-kvplane-actor"
 REQUEST_ID_KEY: Final = "x-request-id"
 AUTHORIZATION_KEY: Final = "authorization"
-KEY_PREFIX: Final = "kvp_"
-_MAX_CACHED_KEYS: Final = 10_000
 
-# What a tenant's key may call. What is not listed is for workers, services and operators.
-_LEASES: Final = (
-    "GetOwnership", "ListOwnerships", "GetLease", "ListLeases", "RevokeLease", "ExtendHold",
-    "FreeSession",
-)  # fmt: skip
-_SESSIONS: Final = (
-    "CreateSession", "GetSession", "ListSessions", "EndSession", "WatchSessions", "BeginTurn",
-    "CompleteTurn",
-)  # fmt: skip
-TENANT_METHODS: Final = frozenset(
-    [f"/kvplane.api.lease.v1.LeaseService/{name}" for name in _LEASES]
-    + [f"/kvplane.api.session.v1.SessionService/{name}" for name in _SESSIONS]
-    + [f"/kvplane.api.routing.v1.RoutingService/{name}" for name in ("Route", "Complete")]
-)
+# The internal token is our own services', and an operator's who has it.
+_TOKENS: Final = frozenset({Role.SERVICE, Role.OPERATOR})
+_OF_CERTIFICATES: Final = {
+    "service": frozenset({Role.SERVICE}),
+    "worker": frozenset({Role.WORKER}),
+    "operator": frozenset({Role.OPERATOR}),
+}
+_MAX_ACTOR: Final = 256
 
 
 class Authenticator(Protocol):
     """Tells who is calling."""
 
-    async def caller(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the caller of `method` (``/package.Service/Method``).
+    # Streams ask again so often, in seconds; 0: never.
+    again_s: float
+
+    async def caller(
+        self, metadata: Mapping[str, str], certificate: Identity | None = None
+    ) -> Caller:
+        """Return who calls with this metadata, over a connection with this certificate.
 
         Raises Unauthenticated, PermissionDenied, InvalidField, Unavailable.
         """
@@ -56,77 +53,93 @@ class Authenticator(Protocol):
 class TrustedNetwork:
     """Mode ``none``: believes what it is told."""
 
+    again_s = 0.0
+
     def __init__(self, ids: Ids | None = None) -> None:
         self._ids = ids or RandomIds()
 
-    async def caller(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the named tenant, or the default one. Raises InvalidField."""
+    async def caller(
+        self, metadata: Mapping[str, str], certificate: Identity | None = None
+    ) -> Caller:
+        """Return the named tenant, or the default one, with every role. Raises InvalidField."""
         return Caller(_named_tenant(metadata), _request_id(metadata, self._ids))
 
 
 class ApiKeys:
-    """Mode ``api_key``: believes keys and the internal token."""
+    """Mode ``api_key``: believes keys, the internal token and certificates."""
 
     def __init__(
-        self,
-        keys: "KeyCache",
-        internal_token: str,
-        ids: Ids | None = None,
+        self, keys: Keys, internal_token: str, again_s: float = 5.0, ids: Ids | None = None
     ) -> None:
-        """`internal_token` must not be empty."""
+        """`internal_token` must not be empty; `again_s` is how old a stream's check may be."""
         if not internal_token:
             raise ValueError("internal_token must be set")
         self._keys = keys
         self._token = internal_token.encode()
+        self.again_s = again_s
         self._ids = ids or RandomIds()
 
-    async def caller(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return whose key it is. Raises Unauthenticated, PermissionDenied, Unavailable."""
+    async def caller(
+        self, metadata: Mapping[str, str], certificate: Identity | None = None
+    ) -> Caller:
+        """Return whose credentials these are.
+
+        Raises Unauthenticated, PermissionDenied, InvalidField, Unavailable.
+        """
         request_id = _request_id(metadata, self._ids)
-        secret = bearer(metadata.get(AUTHORIZATION_KEY, ""))
-        if hmac.compare_digest(secret.encode(), self._token):
-            return Caller(_named_tenant(metadata), request_id)
-        tenant_id = await self._keys.tenant_of(secret)
-        if method not in TENANT_METHODS:
-            raise PermissionDenied(
-                f"{method.rpartition('/')[2]} needs the internal token; an API key is not enough"
-            )
-        return Caller(tenant_id, request_id)
+        worker_id = certificate.name if certificate and certificate.kind == "worker" else ""
+        given = metadata.get(AUTHORIZATION_KEY)
+        if given is None:
+            roles = _OF_CERTIFICATES.get(certificate.kind) if certificate else None
+            if roles is None:
+                raise _no_credential()
+            actor = f"cert:{certificate}"
+        else:
+            secret = bearer(given)
+            if not secret:
+                raise _no_credential()
+            if not hmac.compare_digest(secret.encode(), self._token):
+                key = await self._key(secret)
+                return _of_key(key, worker_id, metadata, request_id)
+            roles, actor = _TOKENS, "token"
+        if Role.SERVICE in roles:  # speaks for who called it
+            actor = metadata.get(ACTOR_KEY, "")[:_MAX_ACTOR] or actor
+        return Caller(_named_tenant(metadata), request_id, roles, worker_id, actor)
+
+    async def _key(self, secret: str) -> Key:
+        try:
+            return await self._keys.find(secret)
+        except Unauthenticated as error:
+            raise Unauthenticated(
+                error.message, metadata=OF_THE_ASKER, retry_after=error.retry_after
+            ) from None
 
 
-class KeyCache:
-    """Whose key it is, asked of the tenant service and remembered for a few seconds.
+def _of_key(key: Key, worker_id: str, metadata: Mapping[str, str], request_id: str) -> Caller:
+    """Return the caller of a key, bound also to the worker of its certificate, if any."""
+    if key.role is Role.WORKER:
+        worker_id = _both(key.worker_id, worker_id) if worker_id else key.worker_id
+    tenant_id = key.tenant_id if key.role is Role.TENANT else _named_tenant(metadata)
+    return Caller(tenant_id, request_id, frozenset({key.role}), worker_id, f"key:{key.key_id}")
 
-    A revoked key works until its entry is that old. Keys that nobody has are not
-    remembered, so that a new one works at once.
-    """
 
-    def __init__(self, tenants: TenantApi, clock: Clock, ttl: float = 5.0) -> None:
-        """`ttl` is in seconds."""
-        self._tenants = tenants
-        self._clock = clock
-        self._ttl = ttl
-        self._known: dict[str, tuple[float, str]] = {}
-
-    async def tenant_of(self, secret: str) -> str:
-        """Return the tenant id. Raises Unauthenticated, Unavailable."""
-        now = self._clock.monotonic()
-        entry = self._known.get(secret)
-        if entry is not None and now < entry[0]:
-            return entry[1]
-        if not secret.startswith(KEY_PREFIX):
-            raise Unauthenticated("send an API key: authorization: Bearer kvp_...")
-        answer = await self._tenants.ResolveApiKey(ResolveApiKeyRequest(secret=secret))
-        if len(self._known) >= _MAX_CACHED_KEYS:
-            self._known.clear()
-        self._known[secret] = (now + self._ttl, answer.tenant_id)
-        return answer.tenant_id
+def _both(key: str, certificate: str) -> str:
+    """Return the worker that both speak for. Raises PermissionDenied."""
+    if speaks_for(key, certificate):
+        return certificate
+    if speaks_for(certificate, key):
+        return key
+    raise PermissionDenied("the API key and the certificate are of different workers")
 
 
 def bearer(authorization: str) -> str:
     """Return the token of ``Bearer <token>``, empty for anything else."""
-    scheme, _, token = authorization.partition(" ")
+    scheme, _, token = authorization.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _no_credential() -> Unauthenticated:
+    return Unauthenticated("send an API key: authorization: Bearer kvp_...", metadata=OF_THE_ASKER)
 
 
 def _named_tenant(metadata: Mapping[str, str]) -> str:

@@ -5,18 +5,19 @@ One interceptor does it all: in Python each further layer costs every call.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import grpc
 import structlog
 
 from kvplane.kernel.clock import Clock
-from kvplane.kernel.context import caller, set_caller
+from kvplane.kernel.context import Caller, Identity, caller, set_caller
 from kvplane.kernel.errors import Internal, KvplaneError, Unavailable
 from kvplane.runtime.auth import Authenticator
 from kvplane.runtime.logs import CallLog
 from kvplane.runtime.metrics import MethodMetrics, RpcMetrics
+from kvplane.runtime.permissions import check_role, check_worker
 from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
 from kvplane.runtime.unreadable import Unreadable, complaint, lenient, readable
 
@@ -106,9 +107,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = "CANCELLED"
             try:
                 try:
-                    await self._enter(method, context)
+                    who = await self._enter(method, context)
                     if isinstance(request, Unreadable):
                         raise complaint(request, method)
+                    check_worker(who, method, request)
                     if context.time_remaining() is not None:  # gRPC cancels us at its end
                         answer = await behaviour(request, context)
                     else:
@@ -147,17 +149,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             task = asyncio.current_task()
             assert task is not None
             self._streams.add(task)
+            watch = _Watch(task)
             failure: KvplaneError
             try:
                 try:
                     if self._draining:
                         raise _draining()
                     if ours:
-                        await self._enter(method, context)
+                        who = await self._enter(method, context)
                         if isinstance(request, Unreadable):
                             raise complaint(request, method)
-                    if ours and many:
-                        request = readable(request, method)
+                        if many:
+                            request = _checked(readable(request, method), method, who)
+                        else:
+                            check_worker(who, method, request)
+                        if self._authenticator.again_s:
+                            watch.begin(self._until_refused(method, context))
                     answers = aiter(behaviour(request, context))
                     async with contextlib.aclosing(answers):
                         async for answer in answers:
@@ -165,26 +172,40 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     code = "OK"
                     return
                 except asyncio.CancelledError:
-                    if not self._draining or context.cancelled():
+                    refusal = watch.refusal or (_draining() if self._draining else None)
+                    if refusal is None or context.cancelled():
                         raise
                     task.uncancel()
-                    failure = _draining()
+                    failure = refusal
                 except Exception as error:  # noqa: BLE001 - the last line before the wire
                     failure = self._explain(error, method)
                 code = failure.code
                 await _abort(context, failure)
             finally:
                 self._streams.discard(task)
+                watch.end()
                 self._note(name, code, started, metrics)
 
         return call
 
-    async def _enter(self, method: str, context: Any) -> None:
+    async def _enter(self, method: str, context: Any) -> Caller:
+        """Say for whom everything below is done. Raises what the caller is told."""
         refusal = self._gate()
         if refusal is not None:
             raise refusal
-        metadata = dict(context.invocation_metadata())
-        set_caller(await self._authenticator.caller(method, metadata))
+        who = await self._authenticator.caller(*_credentials(context))
+        set_caller(who)
+        check_role(who, method)
+        return who
+
+    async def _until_refused(self, method: str, context: Any) -> KvplaneError:
+        """Look at a stream's credentials again and again; return why they are no longer good."""
+        while True:
+            await self._clock.sleep(self._authenticator.again_s)
+            try:
+                check_role(await self._authenticator.caller(*_credentials(context)), method)
+            except KvplaneError as error:
+                return error
 
     def _explain(self, error: Exception, method: str) -> KvplaneError:
         """Return what the caller is told; what it is not told goes to the log."""
@@ -201,6 +222,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._call_log.write(name, code, seconds * 1000)
 
 
+class _Watch:
+    """Ends a stream when its credentials end."""
+
+    def __init__(self, stream: "asyncio.Task[Any]") -> None:
+        self._stream = stream
+        self._task: asyncio.Task[KvplaneError] | None = None
+        self.refusal: KvplaneError | None = None
+
+    def begin(self, until_refused: Coroutine[Any, Any, KvplaneError]) -> None:
+        self._task = asyncio.create_task(until_refused)
+        self._task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[KvplaneError]") -> None:
+        if not task.cancelled():
+            self.refusal = task.result()
+            self._stream.cancel()
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._task.remove_done_callback(self._done)
+            self._task.cancel()
+
+
 class _Late(KvplaneError):
     """The default deadline has passed."""
 
@@ -214,6 +258,18 @@ async def _abort(context: Any, error: KvplaneError) -> None:
     await context.abort(
         CODES[error.code], status.message, ((DETAILS_KEY, status.SerializeToString()),)
     )
+
+
+def _credentials(context: Any) -> tuple[Mapping[str, str], Identity | None]:
+    """Return a call's metadata, and what its connection's certificate says."""
+    return dict(context.invocation_metadata()), None
+
+
+async def _checked(requests: AsyncIterator[Any], method: str, who: Caller) -> AsyncIterator[Any]:
+    """Yield a stream's messages. Raises PermissionDenied at one for another's worker."""
+    async for request in requests:
+        check_worker(who, method, request)
+        yield request
 
 
 def _draining() -> KvplaneError:

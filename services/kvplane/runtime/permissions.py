@@ -142,8 +142,8 @@ def speaks_for(bound: str, worker_id: str) -> bool:
 def worker_paths(method: str) -> tuple[_Path, ...]:
     """Return where a request of `method` says who acts."""
     name = method.lstrip("/").replace("/", ".")
-    found: Descriptor = descriptor_pool.Default().FindMethodByName(name).input_type
-    return tuple(_acting(found, (), ()))
+    message = descriptor_pool.Default().FindMethodByName(name).input_type
+    return tuple(_acting(message, (), ())) if message is not None else ()
 
 
 def _acting(message: Descriptor, way: _Path, seen: tuple[str, ...]) -> Iterator[_Path]:

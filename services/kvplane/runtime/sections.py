@@ -73,16 +73,21 @@ class AuthSettings(Section):
 
     mode: Literal["none", "api_key"] = Field(
         "none",
-        description="`none`: callers name their tenant (loopback, trusted networks)."
-        " `api_key`: a key names the tenant.",
+        description="`none`: everybody may do everything, on loopback only. `api_key`: callers"
+        " need a key, the internal token or a certificate.",
     )
     internal_token: SecretStr = Field(
         SecretStr(""),
-        description="Shared secret of services, workers and operators, sent as a bearer token."
-        " Needed for `api_key`.",
+        description="Shared secret of our own services, sent as a bearer token; also good for"
+        " workers and operators, who may have keys of their own instead. Needed for `api_key`.",
     )
     key_cache_s: NotNegative = Field(
-        5.0, description="Seconds that a resolved API key is believed without asking again."
+        5.0,
+        description="Seconds that an API key is believed without asking again, so that one that"
+        " is revoked works on; streams end within twice that.",
+    )
+    key_stale_s: NotNegative = Field(
+        300.0, description="The same while the tenant service does not answer."
     )
 
     @model_validator(mode="after")

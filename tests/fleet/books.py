@@ -147,7 +147,8 @@ class Books:
         """Return which gateways have requests under way."""
         left = []
         for number in (1, 2):
-            async with self.http.get(f"{self.fleet.gateway(number)}/metrics") as answer:
+            url = f"{self.fleet.gateway(number)}/metrics"
+            async with self.http.get(url, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
                 lines = (await answer.text()).splitlines()
             running = [n for n in lines if n.startswith("kvplane_gateway_requests_running ")]
             if running != ["kvplane_gateway_requests_running 0.0"]:

@@ -213,7 +213,7 @@ class Control:
         self.lease_next = False
         self.lease_state = lease.LEASE_STATE_GRANTED
         self.held = None
-        self.keys = {"sk-a": "tenant-a", "sk-b": "tenant-b"}
+        self.keys = {"kvp_a": "tenant-a", "kvp_b": "tenant-b"}
         self.resolved = 0
         # Awaited before an answer, by RPC.
         self.before = {}

@@ -130,7 +130,7 @@ async def test_operations(bench):
 
 
 def client(bench):
-    return openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key="sk-a", max_retries=0)
+    return openai.AsyncOpenAI(base_url=f"{bench.url}/v1", api_key="kvp_a", max_retries=0)
 
 
 async def test_openai_chat(bench):

@@ -246,7 +246,7 @@ async def test_the_trace_reaches_engines_and_services(bench):
 async def test_tenants_have_their_own_cache_salt(bench):
     prefill, decode = await bench.pair()
     await bench.start(auth="api_key")
-    for key, salt in (("sk-a", None), ("sk-b", None), ("sk-a", "mine"), ("sk-b", "mine")):
+    for key, salt in (("kvp_a", None), ("kvp_b", None), ("kvp_a", "mine"), ("kvp_b", "mine")):
         more = {} if salt is None else {"cache_salt": salt}
         status, _, _ = await bench.chat(headers={"Authorization": f"Bearer {key}"}, **more)
         assert status == 200

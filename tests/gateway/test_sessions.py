@@ -197,7 +197,7 @@ async def test_ending_a_session(bench):
     await bench.pair()
     await bench.start(auth="api_key")
     async with bench.http.delete(
-        "/v1/sessions/my%2Fown%20one", headers={"Authorization": "Bearer sk-b"}
+        "/v1/sessions/my%2Fown%20one", headers={"Authorization": "Bearer kvp_b"}
     ) as response:
         assert response.status == 200
         assert (await response.json())["deleted"] is True
@@ -207,7 +207,7 @@ async def test_ending_a_session(bench):
 async def test_keys_name_tenants(bench):
     await bench.pair()
     await bench.start(auth="api_key")
-    for key in ("sk-a", "sk-b", "sk-a", "sk-a"):
+    for key in ("kvp_a", "kvp_b", "kvp_a", "kvp_a"):
         status, _, _ = await bench.chat(
             headers={"Authorization": f"Bearer {key}", "X-Kvplane-Tenant": "tenant-c"}
         )
@@ -217,7 +217,7 @@ async def test_keys_name_tenants(bench):
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"Authorization": "Bearer nobodys"}, {"Authorization": "Basic sk-a"}]
+    "headers", [{}, {"Authorization": "Bearer nobodys"}, {"Authorization": "Basic kvp_a"}]
 )
 async def test_no_key_or_a_wrong_one(bench, headers):
     prefill, _ = await bench.pair()
@@ -236,9 +236,9 @@ async def test_no_key_or_a_wrong_one(bench, headers):
 async def test_a_revoked_key_ends_after_the_cache_time(bench):
     await bench.pair()
     await bench.start(auth="api_key", auth_cache_s=0.05)
-    headers = {"Authorization": "Bearer sk-a"}
+    headers = {"Authorization": "Bearer kvp_a"}
     assert (await bench.chat(headers=headers))[0] == 200
-    del bench.control.keys["sk-a"]
+    del bench.control.keys["kvp_a"]
     async with asyncio.timeout(2):
         while (await bench.chat(headers=headers))[0] != 401:
             pass
@@ -247,7 +247,7 @@ async def test_a_revoked_key_ends_after_the_cache_time(bench):
 async def test_an_outage_of_the_tenant_service_shuts_nobody_known_out(bench):
     await bench.pair()
     await bench.start(auth="api_key", auth_cache_s=0.0)
-    headers = {"Authorization": "Bearer sk-a"}
+    headers = {"Authorization": "Bearer kvp_a"}
     assert (await bench.chat(headers=headers))[0] == 200
 
     async def away(_request):
@@ -255,7 +255,7 @@ async def test_an_outage_of_the_tenant_service_shuts_nobody_known_out(bench):
 
     bench.control.before["ResolveApiKey"] = away
     assert (await bench.chat(headers=headers))[0] == 200
-    assert (await bench.chat(headers={"Authorization": "Bearer sk-b"}))[0] == 503
+    assert (await bench.chat(headers={"Authorization": "Bearer kvp_b"}))[0] == 503
 
 
 async def test_requests_of_one_connection_have_their_own_tenants():
@@ -263,7 +263,7 @@ async def test_requests_of_one_connection_have_their_own_tenants():
     await bench.pair()
     await bench.start(auth="api_key")
     try:
-        for key in ("sk-a", "", "sk-b"):
+        for key in ("kvp_a", "", "kvp_b"):
             await bench.chat(headers={"Authorization": f"Bearer {key}"} if key else {})
         assert [t for t, _ in bench.control.routes] == ["tenant-a", "tenant-b"]
     finally:

@@ -31,6 +31,8 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         upstream_api_key=section.upstream_api_key.get_secret_value(),
         auth=settings.auth.mode,
         auth_cache_s=settings.auth.key_cache_s,
+        auth_stale_s=settings.auth.key_stale_s,
+        internal_token=settings.auth.internal_token.get_secret_value(),
     )
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client.api import SessionApi
-from kvplane.gateway.auth import Tenants
+from kvplane.gateway.auth import Admitted, Tenants
 from kvplane.gateway.failures import (
     ClientError,
     Failure,
@@ -71,12 +71,12 @@ class Gateway:
     async def _traced(self, http: web.Request, trace: dict[str, str]) -> web.StreamResponse:
         parts = self._parts
         begun = parts.clock.monotonic()
-        tenant_id = await self._caller(http)
-        request = await self._read(http, tenant_id)
+        admitted = await self._caller(http)
+        request = await self._read(http, admitted.cache_salt)
         turn = Turn(
             parts=parts,
             request=request,
-            tenant_id=tenant_id,
+            tenant_id=admitted.caller.tenant_id,
             request_id=http[_REQUEST_ID],
             trace=trace,
             begun=begun,
@@ -102,7 +102,7 @@ class Gateway:
         finally:
             await answer.close()
 
-    async def _read(self, http: web.Request, tenant_id: str) -> ClientRequest:
+    async def _read(self, http: web.Request, salt: str) -> ClientRequest:
         config = self._parts.config
         try:
             async with asyncio.timeout(config.body_timeout_s):
@@ -117,18 +117,16 @@ class Gateway:
         except web.RequestPayloadError as error:
             raise InvalidField("body", "is not what its headers say") from error
         request = parse(http.path, raw, http.headers)
-        if not config.tenant_cache_salt:
-            return request
-        return replace(request, cache_salt=tenant_salt(tenant_id, request.body.get("cache_salt")))
+        return replace(request, cache_salt=tenant_salt(salt, request.body.get("cache_salt")))
 
-    async def _caller(self, http: web.Request) -> str:
+    async def _caller(self, http: web.Request) -> Admitted:
         """Say for whom everything below is done."""
         request_id = http[_REQUEST_ID]
         # A connection's requests share one context, so the last one's must go first.
         context.set_caller(context.Caller(request_id=request_id))
-        tenant_id = await self._tenants.tenant(http.headers.get("Authorization"))
-        context.set_caller(context.Caller(tenant_id, request_id))
-        return tenant_id
+        admitted = await self._tenants.admit(http.headers, request_id)
+        context.set_caller(admitted.caller)
+        return admitted
 
     # -- models and sessions ------------------------------------------------------
 
@@ -173,7 +171,9 @@ class Gateway:
             return _json({"status": "the worker registry has not answered yet"}, 503)
         return _json({"status": "ok", "workers": len(self._parts.watch.all())})
 
-    async def _metrics(self, _http: web.Request) -> web.Response:
+    async def _metrics(self, http: web.Request) -> web.Response:
+        context.set_caller(context.Caller(request_id=http[_REQUEST_ID]))
+        await self._tenants.check_operator(http.headers)
         return web.Response(
             body=self._parts.metrics.text(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},

@@ -1,79 +1,89 @@
 """Whose request it is."""
 
 import hashlib
-from collections import OrderedDict
-from dataclasses import dataclass
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from kvplane.api.tenant.v1 import tenant_pb2
 from kvplane.client.api import TenantApi
+from kvplane.client.keys import Key, Keys
 from kvplane.gateway.config import GatewayConfig
-from kvplane.gateway.failures import Failure, from_kvplane, unavailable
+from kvplane.gateway.failures import Failure
+from kvplane.kernel import validate
 from kvplane.kernel.clock import Clock
-from kvplane.kernel.context import DEFAULT_TENANT
-from kvplane.kernel.errors import KvplaneError, Unauthenticated
+from kvplane.kernel.context import DEFAULT_TENANT, Caller, Role
+from kvplane.kernel.errors import PermissionDenied
 
-_KEPT: Final = 10_000
-_MAX_KEY: Final = 512
+TENANT_HEADER: Final = "X-Kvplane-Tenant"
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    # None: nobody's.
-    tenant_id: str | None
-    at: float
+class Admitted:
+    """A client that may come in."""
+
+    caller: Caller
+    # The tenant's secret space in the engines' prefix caches; "" for one that all share.
+    cache_salt: str = field(default="", repr=False)
 
 
 class Tenants:
-    """Resolves API keys. A key itself is never kept, only its hash."""
+    """Tells whose requests are, by tenants' API keys or our own internal token."""
 
     def __init__(self, api: TenantApi | None, clock: Clock, config: GatewayConfig) -> None:
-        if config.auth == "api_key" and api is None:
-            raise ValueError("auth: api_key needs the tenant service")
-        self._api, self._clock, self._config = api, clock, config
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._keys: Keys | None = None
+        if config.auth == "api_key":
+            if api is None:
+                raise ValueError("auth: api_key needs the tenant service")
+            self._keys = Keys(api, clock, ttl=config.auth_cache_s, stale=config.auth_stale_s)
+        self._token = config.internal_token.encode()
 
-    async def tenant(self, authorization: str | None) -> str:
-        """Return the tenant of an Authorization header.
+    async def admit(self, headers: Mapping[str, str], request_id: str) -> Admitted:
+        """Return for whom a request is. A tenant is named by its key, by others in a header.
 
-        Raises Failure: 401 for no key or a wrong one, 503 when nobody can tell.
+        Raises Failure(401) for no key, and Unauthenticated, PermissionDenied (a worker's or
+        an operator's key), Unavailable and InvalidField.
         """
-        if self._config.auth == "none" or self._api is None:
-            return DEFAULT_TENANT
-        scheme, _, key = (authorization or "").strip().partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY:
-            raise _wrong("Give an API key: `Authorization: Bearer <key>`.")
-        if not key.isascii():  # none of ours, and not even a text
-            raise _wrong("This API key is not valid.")
-        name = hashlib.blake2b(key.encode(), digest_size=16).digest()
-        known = self._known.get(name)
-        now = self._clock.monotonic()
-        if known is None or now - known.at >= self._config.auth_cache_s:
-            known = await self._ask(self._api, key, known, now)
-            self._known[name] = known
-            self._known.move_to_end(name)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        if known.tenant_id is None:
-            raise _wrong("This API key is not valid.")
-        return known.tenant_id
+        if self._keys is None:
+            return Admitted(Caller(DEFAULT_TENANT, request_id))
+        key = await self._credential(headers, self._keys)
+        if key is None:
+            tenant_id, actor, salt = DEFAULT_TENANT, "token", ""
+            if TENANT_HEADER in headers:
+                tenant_id = validate.tenant_id(TENANT_HEADER, headers[TENANT_HEADER])
+        elif key.role is Role.TENANT:
+            tenant_id, actor, salt = key.tenant_id, f"key:{key.key_id}", key.cache_salt
+        else:
+            raise PermissionDenied(f"This is the API key of {_a(key.role)}; use a tenant's.")
+        caller = Caller(tenant_id, request_id, frozenset({Role.TENANT}), "", actor)
+        return Admitted(caller, salt or self._own_salt(tenant_id))
 
-    async def _ask(self, api: TenantApi, key: str, known: _Known | None, now: float) -> _Known:
-        try:
-            answer = await api.ResolveApiKey(tenant_pb2.ResolveApiKeyRequest(secret=key))
-        except Unauthenticated:
-            return _Known(None, now)
-        except (KvplaneError, TimeoutError, OSError) as error:
-            failure = from_kvplane(error) if isinstance(error, KvplaneError) else None
-            if failure is not None:
-                return _Known(None, now)
-            # An outage must not shut out who was known a moment ago.
-            if known is not None and now - known.at < self._config.auth_stale_s:
-                return known
-            raise unavailable("API keys cannot be checked now.") from error
-        return _Known(answer.tenant_id, now)
+    async def check_operator(self, headers: Mapping[str, str]) -> None:
+        """Let operators and our own services pass. Raises as `admit` does."""
+        if self._keys is not None:
+            key = await self._credential(headers, self._keys)
+            if key is not None and key.role is not Role.OPERATOR:
+                raise PermissionDenied(f"This is the API key of {_a(key.role)}; use an operator's.")
+
+    async def _credential(self, headers: Mapping[str, str], keys: Keys) -> Key | None:
+        """Return the key, None for the internal token."""
+        scheme, _, secret = headers.get("Authorization", "").strip().partition(" ")
+        secret = secret.strip()
+        if scheme.lower() != "bearer" or not secret:
+            raise Failure(
+                401, "Give an API key: `Authorization: Bearer <key>`.", code="invalid_api_key"
+            )
+        # What is no text at all is nobody's, and must not stop us here.
+        given = secret.encode(errors="surrogateescape")
+        if self._token and hmac.compare_digest(given, self._token):
+            return None
+        return await keys.find(secret)
+
+    def _own_salt(self, tenant_id: str) -> str:
+        """Return a space for who comes without a key, which no key's tenant can name."""
+        key = hashlib.blake2b(self._token).digest()
+        return hashlib.blake2b(tenant_id.encode(), key=key, digest_size=16).hexdigest()
 
 
-def _wrong(message: str) -> Failure:
-    return Failure(401, message, code="invalid_api_key")
+def _a(role: Role) -> str:
+    return {Role.TENANT: "a tenant", Role.WORKER: "a worker"}.get(role, "an operator")

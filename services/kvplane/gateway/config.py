@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from kvplane.kernel import validate
@@ -73,14 +73,14 @@ class GatewayConfig:
 
     # none: everybody is tenant "default". api_key: the bearer token names the tenant.
     auth: Literal["none", "api_key"] = "none"
+    # Our own services' bearer token: believed as to the tenant that it names; empty: none.
+    internal_token: str = field(default="", repr=False)
     # How long a resolved API key is believed without asking again.
     auth_cache_s: float = 5.0
     # The same while the tenant service does not answer.
     auth_stale_s: float = 300.0
     # Sent to the engines as a bearer token; empty: none.
     upstream_api_key: str = ""
-    # Engines get a cache_salt for each tenant (but for "default" without a salt of its own).
-    tenant_cache_salt: bool = True
 
     max_body_bytes: int = 32 * 1024 * 1024
     # How long a client may take to send its body.

@@ -12,7 +12,6 @@ from kvplane.gateway import history
 from kvplane.gateway.history import History
 from kvplane.gateway.jsonedit import with_members
 from kvplane.gateway.session_key import session_name
-from kvplane.kernel.context import DEFAULT_TENANT
 from kvplane.kernel.errors import InvalidField
 
 CHAT: Final = "/v1/chat/completions"
@@ -190,12 +189,16 @@ def parse(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
     )
 
 
-def tenant_salt(tenant_id: str, salt: str | None) -> str:
-    """Return the cache_salt that engines get: no tenant can name another's, "" for none."""
-    if tenant_id == DEFAULT_TENANT and salt is None:
+def tenant_salt(secret: str, salt: str | None) -> str:
+    """Return the cache_salt that engines get, "" for none.
+
+    `secret` is the tenant's own ("" where there are no tenants), `salt` the client's: no
+    tenant can name another's space.
+    """
+    if not secret and salt is None:
         return ""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (tenant_id, salt or ""):
+    for part in (secret, salt or ""):
         raw = part.encode()
         digest.update(len(raw).to_bytes(8, "little"))
         digest.update(raw)

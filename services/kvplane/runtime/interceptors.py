@@ -19,6 +19,7 @@ from kvplane.runtime.logs import CallLog
 from kvplane.runtime.metrics import MethodMetrics, RpcMetrics
 from kvplane.runtime.permissions import check_role, check_worker
 from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
+from kvplane.runtime.tls import peer_identity
 from kvplane.runtime.unreadable import Unreadable, complaint, lenient, readable
 
 _OURS: Final = "/kvplane."
@@ -262,7 +263,7 @@ async def _abort(context: Any, error: KvplaneError) -> None:
 
 def _credentials(context: Any) -> tuple[Mapping[str, str], Identity | None]:
     """Return a call's metadata, and what its connection's certificate says."""
-    return dict(context.invocation_metadata()), None
+    return dict(context.invocation_metadata()), peer_identity(context)
 
 
 async def _checked(requests: AsyncIterator[Any], method: str, who: Caller) -> AsyncIterator[Any]:

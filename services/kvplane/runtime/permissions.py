@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, Final
 
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
 
 from kvplane.kernel.context import Caller, Role
 from kvplane.kernel.errors import PermissionDenied
@@ -152,7 +152,7 @@ def _acting(message: Descriptor, way: _Path, seen: tuple[str, ...]) -> Iterator[
     if message.full_name in ACTING:
         yield way
     for field in message.fields:
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
+        if field.message_type is not None:
             step = (field.name, field.is_repeated)
             yield from _acting(field.message_type, (*way, step), (*seen, message.full_name))
 

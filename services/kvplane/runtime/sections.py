@@ -253,9 +253,6 @@ class GatewaySettings(Section):
     upstream_api_key: SecretStr = Field(
         SecretStr(""), description="Sent to the engines as a bearer token; empty: none."
     )
-    tenant_cache_salt: bool = Field(
-        True, description="Keep tenants apart in the engines' prefix caches (cache_salt)."
-    )
     max_body_bytes: int = Field(33_554_432, ge=1, description="Largest request body in bytes.")
     route_timeout_s: Positive = Field(
         1.0, description="Longest wait in seconds for the routing service."

@@ -190,9 +190,18 @@ async def test_a_slow_complete_delays_the_end_by_its_bound_only(bench):
     await eventually(lambda: len(bench.control.completes) == 2)
 
 
-async def test_an_error_inside_a_stream_reaches_the_client(bench):
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (500, "The worker failed in the middle of the answer."),
+        ("boom", "The worker failed in the middle of the answer."),
+        (400, "EngineDeadError at http://10.0.0.1:8000"),
+    ],
+)
+async def test_an_error_inside_a_stream_reaches_the_client_without_the_inside(bench, code, told):
     _, decode = await bench.pair()
-    error = {"error": {"message": "boom", "type": "server_error", "code": 500}}
+    said = {"message": "EngineDeadError at http://10.0.0.1:8000", "type": "x", "code": code}
+    error = {"error": {**said, "trace": "File x.py"}, "kv_transfer_params": {"a": 1}}
 
     async def late(request, body):
         return await decode.stream(request, sse(chunk("a"), error))
@@ -200,7 +209,10 @@ async def test_an_error_inside_a_stream_reaches_the_client(bench):
     decode.behave = late
     await bench.start()
     raw = await bench.stream()
-    assert data_of(raw)[-1] == error
+    shown = data_of(raw)[-1]["error"]
+    assert shown["message"] == told  # the engine's words only where they are of the request
+    assert shown.keys() == {"message", "type", "param", "code"}
+    assert b"kv_transfer_params" not in raw
     [turn] = bench.control.completes
     assert turn.outcome == session.TURN_OUTCOME_FAILED
     assert turn.history_digest == b""

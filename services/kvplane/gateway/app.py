@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 import orjson
 import structlog
@@ -14,8 +15,8 @@ from aiohttp import web
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.client.api import SessionApi
 from kvplane.gateway.auth import Admitted, Tenants
+from kvplane.gateway.edge import SERVER
 from kvplane.gateway.failures import (
-    ClientError,
     Failure,
     from_kvplane,
     unavailable,
@@ -34,6 +35,10 @@ log = structlog.get_logger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+_UNKNOWN_PATHS: Final = {
+    404: "There is no such path.",
+    405: "The path has other methods; see Allow.",
+}
 _OWN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _REQUEST_ID: Final = web.RequestKey("kvplane_request_id", str)
 
@@ -50,6 +55,7 @@ class Gateway:
         app = web.Application(
             client_max_size=self._parts.config.max_body_bytes, middlewares=[self._errors]
         )
+        app.on_response_prepare.append(_unsigned)
         app.router.add_post(CHAT, self._complete)
         app.router.add_post(COMPLETIONS, self._complete)
         app.router.add_get("/v1/models", self._models)
@@ -136,15 +142,17 @@ class Gateway:
 
     async def _model(self, http: web.Request) -> web.Response:
         await self._caller(http)
-        wanted = http.match_info["model"]
+        wanted = _last(http)
         for model in models(self._parts.watch.all()):
             if model["id"] == wanted:
                 return _json(model)
-        raise unknown_model(wanted)
+        raise unknown_model(wanted or "")
 
     async def _end_session(self, http: web.Request) -> web.Response:
         await self._caller(http)
-        name = http.match_info["name"]
+        name = _last(http)
+        if name is None:  # no name at all, so nobody's
+            raise Failure(404, "There is no such conversation.", code="not_found")
         try:
             async with asyncio.timeout(self._parts.config.complete_timeout_s):
                 ended = await self._sessions.EndSession(session.EndSessionRequest(name=name))
@@ -190,12 +198,6 @@ class Gateway:
         headers = {"X-Request-Id": request_id}
         try:
             return await handler(request)
-        except ClientError as error:
-            return web.Response(
-                status=error.status,
-                body=error.body,
-                headers={"Content-Type": error.content_type, **headers},
-            )
         except Failure as failure:
             return failure.response(headers)
         except KvplaneError as error:
@@ -203,13 +205,13 @@ class Gateway:
             told = from_kvplane(error, field) or unavailable(error.message)
             return told.response(headers)
         except web.HTTPException as error:
-            return Failure(
-                error.status, f"{request.method} {request.path}: {error.reason}"
-            ).response({**headers, **{k: v for k, v in error.headers.items() if k == "Allow"}})
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            what = _UNKNOWN_PATHS.get(error.status, error.reason)
+            return Failure(error.status, what).response({**headers, **allow})
         except (ConnectionResetError, asyncio.CancelledError):
             raise
         except Exception:
-            log.exception("a request failed", request_id=request_id, path=request.path)
+            log.exception("a request failed", request_id=request_id, path=ascii(request.path))
             message = f"Something went wrong; the request's id is {request_id}."
             return Failure(500, message, kind="server_error", code="internal_error").response(
                 headers
@@ -221,6 +223,23 @@ def _request_id(http: web.Request) -> str:
     own = http.headers.get("X-Request-Id", "")
     prefix = own if _OWN_ID.match(own) else "req"
     return f"{prefix}-{secrets.token_hex(8)}"
+
+
+async def _unsigned(_http: web.Request, response: web.StreamResponse) -> None:
+    """Say nothing of what serves here, and in which version."""
+    response.headers["Server"] = SERVER
+
+
+def _last(http: web.Request) -> str | None:
+    """Return what the path names after its second part; None when it is no UTF-8.
+
+    From the bytes that came: two names must not become one by a tolerant decoding.
+    """
+    raw = http.rel_url.raw_path.split("/", 3)[3].encode("utf-8", "surrogateescape")
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _headers(turn: Turn) -> dict[str, str]:

@@ -86,7 +86,15 @@ class GatewayConfig:
     # How long a client may take to send its body.
     body_timeout_s: float = 60.0
     max_headers: int = 128
+    # One header, or the request line with its URL.
     max_header_bytes: int = 16_384
+    # From the first byte of a request to the end of its headers.
+    head_timeout_s: float = 10.0
+    # An idle connection; longer than most proxies keep theirs.
+    keepalive_timeout_s: float = 75.0
+    # How long a client may take nothing of its answer.
+    write_timeout_s: float = 60.0
+    max_connections: int = 10_000
 
     # How long Route may take before the gateway goes on without it.
     route_timeout_s: float = 1.0
@@ -111,8 +119,9 @@ class GatewayConfig:
     lost_idle_timeout_s: float = 3.0
     # Decode workers that are tried for one request.
     decode_tries: int = 3
-    # Largest event of a stream, and largest answer to a prefill.
-    max_event_bytes: int = 64 * 1024 * 1024
+    # Largest event of an engine's stream, and its largest answer that is no stream.
+    max_event_bytes: int = 16 * 1024 * 1024
+    max_answer_bytes: int = 64 * 1024 * 1024
 
     # Requests under way get this long to finish at a stop.
     drain_s: float = 30.0

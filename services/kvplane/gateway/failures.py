@@ -1,6 +1,7 @@
 """Errors as OpenAI's clients expect them."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -16,6 +17,9 @@ from kvplane.kernel.errors import (
     Unauthenticated,
 )
 
+# Characters of an engine's message.
+_MAX_SAID: Final = 2_000
+
 
 class Failure(Exception):
     """What a client is told in place of an answer."""
@@ -27,7 +31,7 @@ class Failure(Exception):
         *,
         kind: str = "invalid_request_error",
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -55,17 +59,58 @@ class Failure(Exception):
             headers=sent,
         )
 
+    def raw(self, headers: Mapping[str, str]) -> bytes:
+        """Return it as the last bytes of a connection that no request was read from."""
+        body = orjson.dumps({"error": self.error})
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
+
     def event(self) -> bytes:
         """Return it as an event of a stream."""
         return b"data: " + orjson.dumps({"error": self.error}) + b"\n\n"
 
 
-class ClientError(Exception):
-    """An engine's own 4xx answer, which the client gets as it is."""
+class ClientError(Failure):
+    """An engine's own refusal, for something in the request."""
 
-    def __init__(self, status: int, body: bytes, content_type: str) -> None:
-        super().__init__(f"the engine answered {status}")
-        self.status, self.body, self.content_type = status, body, content_type
+
+def client_error(status: int, raw: bytes) -> ClientError:
+    """Return an engine's 4xx answer as the client gets it: what it says and nothing else."""
+    try:
+        said = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        said = None
+    return ClientError(status, **_told(said))
+
+
+def error_of_stream(error: Any) -> dict[str, Any]:
+    """Return an error that an engine reports in a stream as the client gets it.
+
+    Of an engine's own failure a client hears only that there was one.
+    """
+    told = _told({"error": error})
+    code = told["code"]
+    if type(code) is int and 400 <= code < 500:
+        return Failure(code, **told).error
+    return upstream_failed("The worker failed in the middle of the answer.").error
+
+
+def _told(said: Any) -> dict[str, Any]:
+    """Return an error's own words as arguments of a Failure."""
+    error = said.get("error") if isinstance(said, dict) else None
+    if not isinstance(error, dict):
+        error = said if isinstance(said, dict) else {}
+    message, kind, param, code = (error.get(name) for name in ("message", "type", "param", "code"))
+    return {
+        "message": message[:_MAX_SAID]
+        if isinstance(message, str) and message
+        else "The engine refuses this request.",
+        "kind": kind if isinstance(kind, str) else "invalid_request_error",
+        "param": param if isinstance(param, str) else None,
+        "code": code if isinstance(code, str | int) else None,
+    }
 
 
 def unavailable(message: str, retry_after: float = 1.0) -> Failure:

@@ -1,7 +1,7 @@
 """The decode's answer on its way to the client: at once, without what is not the client's."""
 
 import asyncio
-import contextlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,8 @@ import structlog
 from aiohttp import web
 
 from kvplane.api.session.v1 import session_pb2 as session
-from kvplane.gateway.failures import unavailable, upstream_failed
+from kvplane.gateway.edge import bounded
+from kvplane.gateway.failures import error_of_stream, unavailable, upstream_failed
 from kvplane.gateway.jsonedit import without
 from kvplane.gateway.legs import Answer
 from kvplane.gateway.reply import Reply
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 _NEVER: Final = frozenset({b"kv_transfer_params", b"ec_transfer_params"})
 # A client that does not read cannot keep a broken stream for ever.
 _LAST_WORDS_S: Final = 5.0
+# Bytes of a whole answer in one write.
+_PIECE: Final = 64 * 1024
 _TOKEN_IDS: Final = frozenset({b"prompt_token_ids", b"token_ids"})
 
 
@@ -42,7 +45,7 @@ class Edit:
             top |= _TOKEN_IDS
         self._top = frozenset(top)
         self._any = re.compile(b'"(?:%b)"' % b"|".join(sorted(top)))
-        self._choices = _TOKEN_IDS if turn.asks_token_ids else frozenset()
+        self._choices = _NEVER | _TOKEN_IDS if turn.asks_token_ids else _NEVER
 
     def json(self, data: bytes) -> bytes:
         """Return an answer as the client gets it."""
@@ -69,19 +72,32 @@ async def forward(
 ) -> web.StreamResponse:
     """Send the answer to the client and complete the turn."""
     if answer.events is None:
-        return await _whole(turn, answer, headers)
+        return await _whole(turn, answer, http, headers)
     stream = _Stream(turn, answer, http)
     return await stream.run(headers)
 
 
-async def _whole(turn: Turn, answer: Answer, headers: Mapping[str, str]) -> web.Response:
+async def _whole(
+    turn: Turn, answer: Answer, http: web.Request, headers: Mapping[str, str]
+) -> web.StreamResponse:
     reply = Reply()
-    body = answer.body
-    with contextlib.suppress(orjson.JSONDecodeError):
-        reply.add(orjson.loads(body))
-        body = Edit(turn).json(body)
+    try:
+        reply.add(_parsed(answer.body))
+    except ValueError as error:
+        raise upstream_failed("The worker's answer cannot be read.") from error
+    body = Edit(turn).json(answer.body)
     await _complete(turn, _outcome(reply), reply)
-    return web.Response(body=body, headers={"Content-Type": answer.content_type, **headers})
+    headers = {"Content-Type": "application/json", **headers}
+    if len(body) <= _PIECE:
+        return web.Response(body=body, headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_length = len(body)
+    seconds = turn.parts.config.write_timeout_s
+    await response.prepare(http)
+    for start in range(0, len(body), _PIECE):
+        await bounded(http, response.write(body[start : start + _PIECE]), seconds)
+    await bounded(http, response.write_eof(), seconds)
+    return response
 
 
 async def _complete(turn: Turn, outcome: session.TurnOutcome, reply: Reply) -> None:
@@ -134,10 +150,11 @@ class _Stream:
             await _complete(self._turn, session.TURN_OUTCOME_FAILED, self._reply)
         elif not self._ended:
             await _complete(self._turn, _outcome(self._reply), self._reply)
-        async with asyncio.timeout(_LAST_WORDS_S if failure is not None else None):
-            if failure is not None:
-                await response.write(failure.event())
-            await response.write_eof()
+        seconds = self._turn.parts.config.write_timeout_s
+        if failure is not None:
+            seconds = min(seconds, _LAST_WORDS_S)
+            await bounded(self._http, response.write(failure.event()), seconds)
+        await bounded(self._http, response.write_eof(), seconds)
         return response
 
     async def _pump(self) -> None:
@@ -195,21 +212,37 @@ class _Stream:
 
     def _take(self, event: bytes, data: bytes) -> bytes:
         try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return event
+            chunk = _parsed(data)
+        except ValueError:
+            # Nobody can read it; but it must not carry what is not the client's either.
+            return b"" if any(name in data for name in _NEVER) else event
         self._reply.add(chunk)
+        if isinstance(chunk, dict) and chunk.get("error"):
+            return with_data(event, orjson.dumps({"error": error_of_stream(chunk["error"])}))
         return self._edit.event(event, data, chunk)
 
     async def _write(self, parts: list[bytes]) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         if data:
-            await self._response.write(data)
+            seconds = self._turn.parts.config.write_timeout_s
+            await bounded(self._http, self._response.write(data), seconds)
+
+
+def _parsed(data: bytes) -> Any:
+    """Parse JSON, and what Python writes for JSON: NaN and Infinity. Raises ValueError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def _is_json(data: bytes) -> bool:
     try:
-        orjson.loads(data)
-    except orjson.JSONDecodeError:
+        _parsed(data)
+    except ValueError:
         return False
     return True

@@ -11,12 +11,12 @@ import structlog
 
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.gateway.config import GatewayConfig
-from kvplane.gateway.failures import ClientError
+from kvplane.gateway.failures import client_error
 from kvplane.gateway.plan import Plan
 from kvplane.gateway.reply import Reply, Usage
 from kvplane.gateway.request import ClientRequest
 from kvplane.gateway.stream import EventSplitter, event_data
-from kvplane.gateway.upstream import Exchange, Sent, Upstream
+from kvplane.gateway.upstream import Exchange, Sent, Upstream, read_all
 from kvplane.gateway.workers import Guard, Interrupted, WorkerWatch
 from kvplane.kernel.errors import InvalidField
 
@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 Kind = Literal["unreachable", "timeout", "lost", "lease", "status", "broken"]
 
 _EVENTS: Final = "text/event-stream"
+# An engine's other refusals, such as of the gateway's own key, are not the client's.
+_CLIENTS_FAULT: Final = frozenset({400, 404, 413, 422})
 
 
 class LegFailed(Exception):
@@ -101,7 +103,7 @@ class Legs:
                 async with self._upstream.post(
                     target, request.path, body, request_id=request_id, trace=trace, sent=sent
                 ) as response:
-                    raw = await response.read()
+                    raw = await read_all(response, self._config.max_answer_bytes)
         except (aiohttp.ClientError, OSError, TimeoutError, Interrupted) as error:
             raise _failed(target, error, sent) from error
         _check(target, response, raw)
@@ -155,7 +157,7 @@ class Legs:
     ) -> Answer:
         content_type = response.headers.get("Content-Type", "application/json")
         if response.status != 200 or not content_type.startswith(_EVENTS):
-            raw = await response.read()
+            raw = await read_all(response, self._config.max_answer_bytes)
             _check(target, response, raw)
             return Answer(response, exchange, content_type, body=raw)
         splitter = EventSplitter(self._config.max_event_bytes)
@@ -233,9 +235,8 @@ def _check(target: routing.Target, response: aiohttp.ClientResponse, raw: bytes)
     status = response.status
     if status == 200:
         return
-    if 400 <= status < 500:
-        content_type = response.headers.get("Content-Type", "application/json")
-        raise ClientError(status, raw, content_type)
+    if status in _CLIENTS_FAULT:
+        raise client_error(status, raw)
     raise LegFailed("status", target.worker_id, f"answered {status}")
 
 

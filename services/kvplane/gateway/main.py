@@ -8,6 +8,7 @@ from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, Work
 from kvplane.gateway.app import Gateway
 from kvplane.gateway.auth import Tenants
 from kvplane.gateway.config import GatewayConfig
+from kvplane.gateway.edge import Edge
 from kvplane.gateway.giveback import GiveBack
 from kvplane.gateway.legs import Legs
 from kvplane.gateway.metrics import Metrics
@@ -77,16 +78,11 @@ class GatewayPart:
             self._gateway.app(),
             # A client that leaves ends its request at once.
             handler_cancellation=True,
-            access_log=None,
-            max_headers=config.max_headers,
-            max_field_size=config.max_header_bytes,
-            max_line_size=config.max_header_bytes,
             shutdown_timeout=config.drain_s,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, backlog=1024)
         try:
-            await site.start()
+            await Edge(self._runner, host, port, config).start()
         except OSError:
             await self.stop()
             raise

@@ -75,7 +75,7 @@ def document(*, with_keys: bool) -> _Json:
                 )
             },
             "/readyz": {"get": _readiness()},
-            "/metrics": {"get": _metrics()},
+            "/metrics": {"get": _metrics(security)},
             "/openapi.json": {
                 "get": _operation("getOpenapi", "This document.", "Document", (), [])
             },
@@ -194,8 +194,9 @@ def _readiness() -> _Json:
     return made
 
 
-def _metrics() -> _Json:
-    made = _operation("getMetrics", "Prometheus metrics.", "Status", (), [])
+def _metrics(security: list[_Json]) -> _Json:
+    what = "Prometheus metrics, for operators."
+    made = _operation("getMetrics", what, "Status", (401, 403, 503), security)
     made["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     return made
 

@@ -24,7 +24,7 @@ from kvplane.gateway.giveback import GiveBack
 from kvplane.gateway.legs import Started, is_registered
 from kvplane.gateway.plan import Plan
 from kvplane.gateway.request import ClientRequest
-from kvplane.gateway.upstream import Upstream
+from kvplane.gateway.upstream import Upstream, read_all
 from kvplane.gateway.workers import Guard, WorkerWatch
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.digests import block_digests, digest_space
@@ -269,7 +269,7 @@ class PlainLeases:
             asyncio.timeout(self.config.reuse_timeout_s),
             self.upstream.post(target, "/tokenize", orjson.dumps(body)) as response,
         ):
-            raw = await response.read()
+            raw = await read_all(response, self.config.max_answer_bytes)
         if response.status != 200:
             raise aiohttp.ClientError(f"/tokenize answered {response.status}")
         try:

@@ -1,12 +1,16 @@
 """The client's trace goes on through the gateway, to the services and to the engines."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-# W3C trace context.
-_HEADERS: Final = ("traceparent", "tracestate")
+# W3C trace context. What has another form stays here.
+_HEADERS: Final = {
+    "traceparent": re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"),
+    "tracestate": re.compile(r"[\x20-\x7e]{1,512}\Z"),
+}
 
 
 @contextlib.contextmanager
@@ -16,7 +20,13 @@ def span(name: str, headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
     Without OpenTelemetry, and without a trace that came or a tracer that runs, it costs
     nothing and passes the client's headers on.
     """
-    came = {header: headers[header] for header in _HEADERS if header in headers}
+    came = {
+        header: headers[header]
+        for header, form in _HEADERS.items()
+        if form.match(headers.get(header, ""))
+    }
+    if "traceparent" not in came:
+        came = {}
     telemetry = _telemetry() if came or "opentelemetry.sdk.trace" in sys.modules else None
     if telemetry is None:
         yield came

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -13,7 +13,10 @@ from kvplane.gateway.config import GatewayConfig
 
 # An engine's server closes an idle connection after 5 s; a request that is sent at
 # that moment is lost. So connections are not kept that long.
-_KEEPALIVE_S = 2.0
+_KEEPALIVE_S: Final = 2.0
+_MAX_HEADER: Final = 16_384
+# Of what is asked beside completions: health, models, version, metrics.
+_MAX_SMALL: Final = 4 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -21,6 +24,18 @@ class Sent:
     """Whether a request may have reached the engine."""
 
     sent: bool = False
+
+
+async def read_all(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Return a whole answer of at most `limit` bytes. Raises aiohttp.ClientError for more."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > limit:
+            raise aiohttp.ClientPayloadError(f"the answer is larger than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 class Exchange:
@@ -70,6 +85,8 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[trace],
             read_bufsize=1 << 18,
+            max_line_size=_MAX_HEADER,
+            max_field_size=_MAX_HEADER,
         )
 
     async def stop(self) -> None:
@@ -131,8 +148,10 @@ class Upstream:
         """Return status and body. Raises aiohttp.ClientError and TimeoutError."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=seconds)
-        async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
-            return response.status, await response.read()
+        async with self._session.get(
+            url, headers=self._headers, timeout=timeout, allow_redirects=False
+        ) as response:
+            return response.status, await read_all(response, _MAX_SMALL)
 
 
 async def _on_sent(_session: aiohttp.ClientSession, context: SimpleNamespace, _: Any) -> None:

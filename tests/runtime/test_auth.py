@@ -242,9 +242,10 @@ async def test_on_loopback_everybody_may_everything():
     assert who == Caller("bolt", "r", frozenset(Role), "", "local")
 
 
-def test_an_empty_internal_token_is_refused(keys):
-    with pytest.raises(ValueError, match="internal_token"):
-        ApiKeys(keys, "")
+async def test_without_an_internal_token_an_empty_one_is_none(keys):
+    for given in ("", "Bearer", "Bearer "):
+        with pytest.raises(errors.Unauthenticated):
+            await ApiKeys(keys, "").caller({"authorization": given})
 
 
 async def test_a_role_of_the_future_is_good_for_nothing(authenticator, tenants):

@@ -148,6 +148,8 @@ def _explain(error: "KvplaneError", address: str) -> str:
             f"no answer from {address}: start a server with `kvplane dev`, or name the right one"
             " with --server or KVPLANE_SERVER"
         )
+    if error.reason == "UNAUTHENTICATED" and "certificate" in error.message:
+        return f"{address}: {error.message} (see KVPLANE_TLS_CERT_FILE)"
     if error.reason == "UNAUTHENTICATED":
         return f"{error.message} (pass it with --token or KVPLANE_TOKEN)"
     if error.reason == "INTERNAL":

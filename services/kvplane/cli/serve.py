@@ -21,19 +21,12 @@ def run_service(service: str, config: Path | None, host: str | None, port: int |
     """Run one service until SIGTERM."""
     section = "gateway" if service == "gateway" else "grpc"
     settings = settings_or_exit(config, **flags(**{section: {"host": host, "port": port}}))
-    listens = getattr(settings, section).host
+    _check_who_may_call(settings, section)
 
     async def main() -> None:
-        import structlog
-
         from kvplane.kernel.clock import SystemClock
         from kvplane.runtime.process import run
 
-        if settings.auth.mode == "none" and not _is_loopback(listens):
-            structlog.get_logger().warning(
-                "everybody who reaches this address is believed to be whom they say: see auth.mode",
-                host=listens,
-            )
         if service == "gateway":
             from kvplane.cli.front import GatewayProcess
 
@@ -86,6 +79,18 @@ def _run(settings: Settings, name: str, main: Callable[[], Coroutine[Any, Any, N
         fail(error.message)
     except OSError as error:
         fail(f"{error.strerror or error}: is another one running? Choose another --port")
+
+
+def _check_who_may_call(settings: Settings, section: str) -> None:
+    """End with code 2 where everybody could do everything, or certificates would not count."""
+    if settings.auth.mode != "none":
+        return
+    host = getattr(settings, section).host
+    how = "set auth.mode (KVPLANE_AUTH_MODE) to api_key"
+    if not _is_loopback(host):
+        fail(f"{section}.host: on {host} everybody could do everything; {how}", 2)
+    if settings.tls.files() is not None:
+        fail(f"tls.ca_file: who calls would not be looked at; {how}", 2)
 
 
 def _is_loopback(host: str) -> bool:

@@ -79,7 +79,8 @@ class AuthSettings(Section):
     internal_token: SecretStr = Field(
         SecretStr(""),
         description="Shared secret of our own services, sent as a bearer token; also good for"
-        " workers and operators, who may have keys of their own instead. Needed for `api_key`.",
+        " workers and operators, who may have keys of their own instead. Needed for `api_key`"
+        " unless `tls` is set.",
     )
     key_cache_s: NotNegative = Field(
         5.0,
@@ -89,12 +90,6 @@ class AuthSettings(Section):
     key_stale_s: NotNegative = Field(
         300.0, description="The same while the tenant service does not answer."
     )
-
-    @model_validator(mode="after")
-    def _token(self) -> Self:
-        if self.mode == "api_key" and not self.internal_token.get_secret_value():
-            raise ValueError("internal_token: must be set for mode api_key")
-        return self
 
 
 class TlsSettings(Section):

@@ -9,9 +9,9 @@ import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -77,6 +77,16 @@ class Settings(BaseSettings):
     gateway: GatewaySettings = _section(GatewaySettings)
     log: LogSettings = _section(LogSettings)
     telemetry: TelemetrySettings = _section(TelemetrySettings)
+
+    @model_validator(mode="after")
+    def _services_know_one_another(self) -> Self:
+        token = self.auth.internal_token.get_secret_value()
+        if self.auth.mode == "api_key" and not token and self.tls.files() is None:
+            raise ValueError(
+                "auth.internal_token: must be set for mode api_key, or tls.ca_file, tls.cert_file"
+                " and tls.key_file"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -165,9 +175,9 @@ def _check_file(path: Path) -> None:
 def _line(problem: Any) -> str:
     where = [str(part) for part in problem["loc"]]
     reason = problem["msg"].removeprefix("Value error, ")
-    if len(where) == 1 and problem["type"] == "value_error":  # of a section: it names itself
+    if len(where) < 2 and problem["type"] == "value_error":  # of a section: it names itself
         name, _, reason = reason.partition(": ")
-        where = [where[0], name]
+        where += name.split(".")
     shown = ".".join(where)
     if len(where) > 1:
         shown += f" ({variable(where[0], where[1])})"

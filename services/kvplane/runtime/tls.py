@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from kvplane.client.keys import OF_THE_ASKER
 from kvplane.client.tls import Pem, Renewed, TlsFiles
 from kvplane.kernel import validate
 from kvplane.kernel.clock import Clock, SystemClock
@@ -61,7 +62,7 @@ def peer_identity(context: Any, clock: Clock | None = None) -> Identity | None:
     if not shown:
         return None
     if (clock or _clock).now_us() / 1e6 > _end(shown[0]):
-        raise Unauthenticated("the client's certificate has expired")
+        raise _refused("has expired")
     return _identity(tuple(found.get("peer_uri", ())))
 
 
@@ -72,21 +73,19 @@ _clock: Final = SystemClock()
 def _identity(uris: tuple[bytes, ...]) -> Identity:
     ours = [uri for each in uris if (uri := each.decode(errors="replace")).startswith(SCHEME)]
     if len(ours) != 1:
-        raise Unauthenticated(
-            f"the client's certificate needs one URI {SCHEME}<kind>/<name>, not {len(ours)}"
-        )
+        raise _refused(f"needs one URI {SCHEME}<kind>/<name>, not {len(ours)}")
     kind, _, name = ours[0].removeprefix(SCHEME).partition("/")
     if kind not in KINDS:
-        raise Unauthenticated(
-            f"the kind in the certificate's {SCHEME}<kind>/<name> must be one of {', '.join(KINDS)}"
-        )
+        raise _refused(f"has {SCHEME}{kind}; known are {', '.join(KINDS)}")
     try:
         name = validate.plain("name", unquote(name, errors="strict"), 256)
     except (InvalidField, UnicodeDecodeError):
-        raise Unauthenticated(
-            f"the name in the certificate's {SCHEME}<kind>/<name> must have 1 to 256 bytes of UTF-8"
-        ) from None
+        raise _refused(f"has {SCHEME}{kind} without a name of 1 to 256 bytes of UTF-8") from None
     return Identity(cast(Any, kind), name)
+
+
+def _refused(why: str) -> Unauthenticated:
+    return Unauthenticated(f"the client's certificate {why}", metadata=OF_THE_ASKER)
 
 
 @lru_cache(maxsize=4096)

@@ -34,11 +34,11 @@ demo: $(if $(filter reference,$(ENGINE)),setup-lite,setup) ## Five turns with an
 
 .PHONY: test
 test: setup spin ## Run all tests, those on real vLLM too
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python tools/run_tests.py $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup spin ## Run the tests that need no vLLM
-	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+	@$(BIN)/python tools/run_tests.py --fast $(ARGS)
 
 .PHONY: model
 model: ## Check the lease protocol's model with spin, and each planted fault (ARGS=--pairs: more)

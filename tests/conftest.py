@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from kvplane.db.database import postgres_engine
@@ -13,9 +14,14 @@ _numbers = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on real vLLM last: the others say sooner what is wrong."""
+    """Put the tests on real vLLM last: the others say sooner what is wrong.
+
+    Where tests run side by side, those of a folder stay together: they share servers and logs.
+    """
     items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
     for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group(folder))
         if item.get_closest_marker("vllm") is not None:
             # The first start of two vLLMs after an installation takes minutes.
             item.add_marker(pytest.mark.timeout(600))

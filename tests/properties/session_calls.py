@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
+from kvplane.kernel.limits import NO_QUOTAS
 from kvplane.session.domain import (
     BeginTurn,
+    Completed,
     CompleteTurn,
     SessionFilter,
     SessionRef,
@@ -29,7 +31,8 @@ class Begin:
     wishes: list[tuple[BeginTurn, str]]
 
     async def on(self, store: Store) -> Any:
-        return await store.begin_turns(self.tenant, [NewTurn(*wish) for wish in self.wishes])
+        turns = [NewTurn(*wish) for wish in self.wishes]
+        return await store.begin_turns(self.tenant, turns, NO_QUOTAS)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Complete:
     reports: list[CompleteTurn]
 
     async def on(self, store: Store) -> Any:
-        return await store.complete_turns(self.tenant, self.reports)
+        answers = await store.complete_turns(self.tenant, self.reports)
+        return [a.session if isinstance(a, Completed) else a for a in answers]
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Create:
     new_id: str
 
     async def on(self, store: Store) -> Any:
-        return await store.create(self.tenant, self.name, self.model, self.new_id)
+        return await store.create(self.tenant, self.name, self.model, self.new_id, NO_QUOTAS)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
-from kvplane.session.store_sql import SqlSessionStore, session_history, sessions, turns
+from kvplane.session.store_sql import SqlSessionStore
+from kvplane.session.tables import session_history, sessions, tenant_usage, turns, unheld_turns
 from properties import session_calls as calls
 from properties.machine import TIMEOUT_S, StoreMachine, replica_numbers
 from properties.replicas import Replicas, Rows
@@ -86,7 +87,9 @@ class SessionMachine(StoreMachine):
 @pytest.mark.timeout(TIMEOUT_S)
 def test_session_store(url: str, machine_settings: settings) -> None:
     replicas = Replicas(
-        url, [sessions, turns, session_history], lambda database: SqlSessionStore(database, CONFIG)
+        url,
+        [sessions, turns, session_history, tenant_usage, unheld_turns],
+        lambda database: SqlSessionStore(database, CONFIG),
     )
 
     class Machine(SessionMachine):

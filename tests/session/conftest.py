@@ -10,13 +10,21 @@ from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.kernel.context import caller
 from kvplane.kernel.errors import Unavailable
+from kvplane.kernel.limits import NO_QUOTAS, Quotas
 from kvplane.session.domain import SessionConfig
 from kvplane.session.main import SessionPart, build
-from kvplane.session.tables import session_history, sessions, turns
+from kvplane.session.tables import (
+    session_history,
+    sessions,
+    tenant_rates,
+    tenant_usage,
+    turns,
+    unheld_turns,
+)
 from session.databases import create_tables
 from sqlalchemy import text
 
-TABLES = [sessions, turns, session_history]
+TABLES = [sessions, turns, session_history, tenant_rates, tenant_usage, unheld_turns]
 
 
 class FakeLeases:
@@ -55,11 +63,16 @@ class Registry:
     clock: Clock
     leases: FakeLeases = field(default_factory=FakeLeases)
     databases: list[Database] = field(default_factory=list)
+    # What tenants may use: theirs by name, everyone's under "".
+    quotas: dict[str, Quotas] = field(default_factory=dict)
+
+    async def of(self, tenant_id: str) -> Quotas:
+        return self.quotas.get(tenant_id) or self.quotas.get("", NO_QUOTAS)
 
     def replica(self, config: SessionConfig | None = None) -> SessionPart:
         database = Database(self.url, self.clock)
         self.databases.append(database)
-        return build(database, self.clock, self.leases, config or SessionConfig())
+        return build(database, self.clock, self.leases, config or SessionConfig(), quotas=self)
 
     def tick(self) -> None:
         """Let time pass where it does not by itself."""

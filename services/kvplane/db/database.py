@@ -61,6 +61,7 @@ class Tx:
 class _Job(Generic[T]):
     operation: Callable[[Tx], T]
     done: asyncio.Future[T]
+    order: str
 
 
 class Database:
@@ -83,8 +84,12 @@ class Database:
         """SQLite, so one machine only."""
         return isinstance(self._backend, _Sqlite)
 
-    async def run(self, operation: Callable[[Tx], T]) -> T:
+    async def run(self, operation: Callable[[Tx], T], *, order: str = "") -> T:
         """Run one atomic transition and return its result once it is committed.
+
+        `order` is for what locks a row that many want: of the transitions that share a
+        transaction, those with a name go first, in the order of their names, so that no
+        two replicas lock such rows crosswise.
 
         `operation` may run more than once, so it must touch nothing but `Tx`. It runs
         outside of the caller's context: `kernel.context.caller()` must be read before.
@@ -97,7 +102,7 @@ class Database:
             raise Unavailable("the database is closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._queue.append(_Job(operation, done))
+        self._queue.append(_Job(operation, done, order))
         if len(self._lanes) < self._backend.lanes:
             lane = loop.create_task(self._drain(), context=Context())
             self._lanes.add(lane)
@@ -136,6 +141,7 @@ class Database:
         try:
             while self._queue:
                 batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+                batch.sort(key=lambda job: (not job.order, job.order))
                 await self._commit(batch)
         except asyncio.CancelledError:
             _fail(self._queue, Unavailable("the database is closed"))

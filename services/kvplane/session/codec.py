@@ -20,13 +20,17 @@ from kvplane.session.domain import (
     SessionRef,
     SessionState,
     TurnOutcome,
+    Usage,
 )
+from kvplane.session.quota import Ask, OverQuota
 
 NAME_BYTES = 512
 MODEL_BYTES = 256
 ID_BYTES = 128
 MAX_HISTORY = 64
 MAX_TOKENS = 1_000_000_000
+# Guesses; what routing takes.
+_MAX_ESTIMATE = 2**53
 _MAX_WAIT_S = 86_400
 _TURN_LIMIT = 2**62
 
@@ -43,18 +47,26 @@ def begin_turn(request: pb.BeginTurnRequest) -> BeginTurn:
             raise InvalidField(
                 f"key.history[{index}]", f"must be {DIGEST_SIZE} bytes, not {len(digest)}"
             )
+    validate.between("prompt_tokens_estimate", request.prompt_tokens_estimate, 0, _MAX_ESTIMATE)
+    validate.between("request_bytes", request.request_bytes, 0, _MAX_ESTIMATE)
     return BeginTurn(
         request_id=request.request_id,
         model=request.model,
         name=request.key.name,
         history=tuple(request.key.history),
+        ask=Ask(request.prompt_tokens_estimate, request.request_bytes),
     )
 
 
 def complete_turn(request: pb.CompleteTurnRequest) -> CompleteTurn:
     """Check a CompleteTurnRequest."""
-    _session_id(request.session_id)
-    validate.between("turn", request.turn, 1, _TURN_LIMIT)
+    if request.request_id:
+        validate.plain("request_id", request.request_id, ID_BYTES)
+        if request.session_id or request.turn:
+            raise InvalidField("request_id", "set it, or session_id and turn, not both")
+    else:
+        _session_id(request.session_id)
+        validate.between("turn", request.turn, 1, _TURN_LIMIT)
     if request.outcome not in (
         pb.TURN_OUTCOME_OK,
         pb.TURN_OUTCOME_CANCELLED,
@@ -82,6 +94,7 @@ def complete_turn(request: pb.CompleteTurnRequest) -> CompleteTurn:
         prefill_worker_id=request.prefill_worker_id,
         decode_worker_id=request.decode_worker_id,
         time_to_first_token_us=_wait_us("time_to_first_token", request.time_to_first_token),
+        request_id=request.request_id,
     )
 
 
@@ -156,13 +169,27 @@ def session_message(session: Session, ownership_ids: list[str] | None = None) ->
     return message
 
 
-def begun_message(begun: Begun) -> pb.BeginTurnResponse:
-    """Return the API's form of an opened turn."""
+def begun_message(begun: Begun | OverQuota) -> pb.BeginTurnResponse:
+    """Return the API's form of an opened turn, or of one without a session."""
+    if isinstance(begun, OverQuota):
+        return pb.BeginTurnResponse(over_quota=begun.quota)
     return pb.BeginTurnResponse(
         session=session_message(begun.session),
         turn=begun.turn,
         previous_completed=begun.previous_completed,
         open_turns=begun.open_turns,
+    )
+
+
+def usage_message(used: Usage, active_sessions: int) -> pb.GetUsageResponse:
+    """Return the API's form of a tenant's usage."""
+    return pb.GetUsageResponse(
+        active_sessions=active_sessions,
+        turns=used.turns,
+        prompt_tokens=used.prompt_tokens,
+        completion_tokens=used.completion_tokens,
+        tokens_reused=used.tokens_reused,
+        tokens_recomputed=used.tokens_recomputed,
     )
 
 

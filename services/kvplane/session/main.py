@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from kvplane.client.api import LeaseApi
+from kvplane.client.quotas import NoQuotas, QuotaSource
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.ids import Ids, RandomIds
@@ -39,6 +40,7 @@ class SessionPart:
 # Configs and ids hold no state.
 _DEFAULT_CONFIG = SessionConfig()
 _RANDOM_IDS = RandomIds()
+_NO_QUOTAS = NoQuotas()
 
 
 def build(
@@ -47,8 +49,9 @@ def build(
     leases: LeaseApi,
     config: SessionConfig = _DEFAULT_CONFIG,
     ids: Ids = _RANDOM_IDS,
+    quotas: QuotaSource = _NO_QUOTAS,
 ) -> SessionPart:
-    """Put the registry together over a migrated database."""
+    """Put the registry together over a migrated database; `quotas` are the tenants' limits."""
     store = SqlSessionStore(database, config)
     blocks = LeaseBlocks(leases, config.lease_bound_s)
-    return SessionPart(SessionService(store, blocks, clock, config, ids))
+    return SessionPart(SessionService(store, blocks, clock, config, ids, quotas))

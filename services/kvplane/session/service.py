@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+from kvplane.client.quotas import QuotaSource
 from kvplane.kernel import ids as kernel_ids
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError
@@ -15,13 +16,17 @@ from kvplane.session.batching import Batches
 from kvplane.session.domain import (
     BeginTurn,
     Begun,
+    Completed,
     CompleteTurn,
     Session,
     SessionConfig,
     SessionFilter,
     SessionRef,
     SessionState,
+    Usage,
 )
+from kvplane.session.metrics import count_turn
+from kvplane.session.quota import OverQuota
 from kvplane.session.store import FreeTask, NewTurn, SessionStore
 from kvplane.session.watch import Hub, Subscription
 
@@ -51,18 +56,23 @@ class SessionService:
         clock: Clock,
         config: SessionConfig,
         ids: Ids,
+        quotas: QuotaSource,
     ) -> None:
         self._store = store
         self._blocks = blocks
         self._clock = clock
         self._config = config
         self._ids = ids
+        self._quotas = quotas
         self._hub = Hub()
-        self._begins: Batches[NewTurn, Begun] = Batches(store.begin_turns)
-        self._completes: Batches[CompleteTurn, Session] = Batches(store.complete_turns)
+        self._begins: Batches[NewTurn, Begun | OverQuota] = Batches(self._begin_turns)
+        self._completes: Batches[CompleteTurn, Completed] = Batches(store.complete_turns)
 
-    async def begin_turn(self, tenant_id: str, request: BeginTurn) -> Begun:
-        """Find or make the session and open its next turn; the same answer to a repetition."""
+    async def begin_turn(self, tenant_id: str, request: BeginTurn) -> Begun | OverQuota:
+        """Find or make the session and open its next turn; the same answer to a repetition.
+
+        Raises QuotaExceeded beyond a hard limit.
+        """
         # Two replicas that get the same request at the same moment must make the same
         # session. For a named one the name sees to that, otherwise the id must.
         new_id = (
@@ -71,20 +81,39 @@ class SessionService:
             else kernel_ids.derived("session", tenant_id, request.request_id)
         )
         answer = await self._begins.submit(tenant_id, NewTurn(request, new_id))
-        if not answer.replayed:
+        if isinstance(answer, Begun) and not answer.replayed:
             self._hub.publish(answer.session)
         return answer
 
-    async def complete_turn(self, tenant_id: str, report: CompleteTurn) -> Session:
-        """Close a turn; the first outcome stays. Raises NotFound."""
-        session = await self._completes.submit(tenant_id, report)
-        self._hub.publish(session)
-        return session
+    async def _begin_turns(
+        self, tenant_id: str, turns: Sequence[NewTurn]
+    ) -> list[Begun | OverQuota | KvplaneError]:
+        return await self._store.begin_turns(tenant_id, turns, await self._quotas.of(tenant_id))
+
+    async def complete_turn(self, tenant_id: str, report: CompleteTurn) -> Session | None:
+        """Close a turn; the first outcome stays. None for one without a session.
+
+        Raises NotFound.
+        """
+        completed = await self._completes.submit(tenant_id, report)
+        if completed.session is not None:
+            self._hub.publish(completed.session)
+        if completed.used is not None:
+            count_turn(tenant_id, completed.used)
+        return completed.session
+
+    async def usage(self, tenant_id: str) -> tuple[Usage, int]:
+        """Return what the tenant's turns have used, and its active sessions."""
+        return await self._store.usage(tenant_id)
 
     async def create(self, tenant_id: str, name: str, model: str) -> tuple[Session, bool]:
-        """Return the active session of that name, and whether it is new."""
+        """Return the active session of that name, and whether it is new.
+
+        Raises QuotaExceeded when there are as many as the tenant may have.
+        """
+        quotas = await self._quotas.of(tenant_id)
         session, created = await self._store.create(
-            tenant_id, name, model, self._ids.new("session")
+            tenant_id, name, model, self._ids.new("session"), quotas
         )
         if created:
             self._hub.publish(session)

@@ -62,7 +62,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def BeginTurn(
         self, request: pb.BeginTurnRequest, context: Any = None
     ) -> pb.BeginTurnResponse:
-        """Find or make a session and open its next turn."""
+        """Find or make a session and open its next turn. Raises QuotaExceeded."""
         wish = codec.begin_turn(request)
         return codec.begun_message(await self._service.begin_turn(caller().tenant_id, wish))
 
@@ -72,4 +72,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Close a turn."""
         report = codec.complete_turn(request)
         session = await self._service.complete_turn(caller().tenant_id, report)
+        if session is None:
+            return pb.CompleteTurnResponse()
         return pb.CompleteTurnResponse(session=codec.session_message(session))
+
+    async def GetUsage(
+        self, request: pb.GetUsageRequest, context: Any = None
+    ) -> pb.GetUsageResponse:
+        """Say what the tenant's completed turns have used."""
+        used, active_sessions = await self._service.usage(caller().tenant_id)
+        return codec.usage_message(used, active_sessions)

@@ -1,19 +1,32 @@
 """Opening turns, many in one go: the number of statements does not grow with the batch.
 
-What is needed is read, the sessions are locked in the order of their ids, the domain
-decides item by item in memory, and what changed is written.
+What is needed is read, the sessions are locked in the order of their ids (after the
+tenant's own row, if it has limits), the domain decides item by item in memory, and what
+changed is written.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import bindparam, delete, func, insert, select
 
 from kvplane.db.database import Tx
 from kvplane.db.prepared import Prepared, PreparedBlobs, id_list, is_listed, prepared
-from kvplane.kernel.errors import InvalidField, KvplaneError, Unavailable
+from kvplane.kernel.errors import InvalidField, KvplaneError, QuotaExceeded, Unavailable
+from kvplane.kernel.limits import Quotas
 from kvplane.session import domain
-from kvplane.session.domain import Begun, Candidate, Session, SessionConfig, SessionState, Turn
+from kvplane.session.domain import (
+    BeginTurn,
+    Begun,
+    Candidate,
+    Session,
+    SessionConfig,
+    SessionState,
+    Turn,
+)
+from kvplane.session.quota import OverQuota
+from kvplane.session.sql_limits import Gate, Unheld, open_gate
 from kvplane.session.sql_rows import (
     IN_TENANT,
     IS_ACTIVE,
@@ -91,17 +104,25 @@ _DELETE_SESSIONS = Prepared(
 
 
 def begin_turns(
-    tx: Tx, tenant_id: str, wishes: Sequence[NewTurn], config: SessionConfig
-) -> list[Begun | KvplaneError]:
+    tx: Tx, tenant_id: str, wishes: Sequence[NewTurn], config: SessionConfig, quotas: Quotas
+) -> list[Begun | OverQuota | KvplaneError]:
     """Do SessionStore.begin_turns."""
+    gate = open_gate(tx, tenant_id, quotas)
     known = _known_turns(tx, tenant_id, {wish.request.request_id for wish in wishes})
     todo: dict[str, NewTurn] = {}
     for wish in wishes:
         if wish.request.request_id not in known:
             todo.setdefault(wish.request.request_id, wish)
     fresh: dict[str, Begun] = {}
+    without = _Without()
+    if todo and gate is not None:
+        without.unheld = gate.known(todo.keys())
+        for request_id, wish in todo.items():
+            if request_id not in without.unheld:
+                without.add(wish.request, gate.judge(wish.request))
+        todo = {i: wish for i, wish in todo.items() if not without.has(i)}
     if todo:
-        targets, locked = _targets(tx, tenant_id, list(todo.values()), config)
+        targets, locked = _targets(tx, tenant_id, list(todo.values()), config, gate, without)
         if tx.is_postgres:  # another replica may have answered while we waited for the locks
             known |= _known_turns(tx, tenant_id, todo.keys())
         now_us = tx.now_us()
@@ -110,14 +131,15 @@ def begin_turns(
         )
         opened: list[Turn] = []
         changed: set[str] = set()
-        for wish in wishes:
-            request_id = wish.request.request_id
+        for request_id, wish in todo.items():
             target = targets.get(request_id)
             if target is None or request_id in known:
                 continue
             session, turn = domain.open_turn(
                 locked[target], wish.request, now_us, open_turns[target], config
             )
+            if gate is not None:
+                turn = replace(turn, charged_tokens=gate.charge_of(wish.request.ask))
             locked[target] = session
             changed.add(target)
             open_turns[target] += 1
@@ -131,9 +153,33 @@ def begin_turns(
         made = {wish.new_session_id for wish in todo.values()} & locked.keys()
         if orphans := [i for i in made - changed if not locked[i].turns]:
             _DELETE_SESSIONS.one(tx, tenant=tenant_id, ids=id_list(tx, orphans))
+    if gate is not None:
+        gate.save([todo[request_id].request for request_id in fresh], without.new)
     old = {t.session_id for request_id, t in known.items() if request_id not in fresh}
     before = read_sessions(tx, tenant_id, old)
-    return [_answer(wish, known, fresh, before, config) for wish in wishes]
+    return [_answer(wish, known, fresh, before, without, config) for wish in wishes]
+
+
+@dataclass(slots=True)
+class _Without:
+    """Requests that get no session, by their ids."""
+
+    unheld: dict[str, Unheld] = field(default_factory=dict)
+    refused: dict[str, QuotaExceeded] = field(default_factory=dict)
+    # Those of `unheld` that were not known before.
+    new: list[tuple[BeginTurn, OverQuota]] = field(default_factory=list)
+
+    def add(self, request: BeginTurn, verdict: OverQuota | QuotaExceeded | None) -> bool:
+        """Take in a verdict; return whether the request gets no session."""
+        if isinstance(verdict, QuotaExceeded):
+            self.refused[request.request_id] = verdict
+        elif verdict is not None:
+            self.unheld[request.request_id] = Unheld(domain.key_digest(request), verdict)
+            self.new.append((request, verdict))
+        return verdict is not None
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self.unheld or request_id in self.refused
 
 
 def _answer(
@@ -141,15 +187,24 @@ def _answer(
     known: dict[str, Turn],
     fresh: dict[str, Begun],
     before: dict[str, Session],
+    without: _Without,
     config: SessionConfig,
-) -> Begun | KvplaneError:
-    turn = known.get(wish.request.request_id)
-    if turn is None:
+) -> Begun | OverQuota | KvplaneError:
+    request_id = wish.request.request_id
+    if request_id in without.refused:
+        return without.refused[request_id]
+    turn = known.get(request_id)
+    unheld = without.unheld.get(request_id)
+    first = turn or unheld
+    if first is None:
         return Unavailable("the session is changing too fast", retry_after=0.1)
-    if turn.key_digest != domain.key_digest(wish.request):
+    if first.key_digest != domain.key_digest(wish.request):
         return InvalidField("request_id", "was used for a turn of another key or model")
-    if wish.request.request_id in fresh:
-        return fresh[wish.request.request_id]
+    if turn is None:
+        assert unheld is not None
+        return unheld.over
+    if request_id in fresh:
+        return fresh[request_id]
     return domain.begun_again(before[turn.session_id], turn, config)
 
 
@@ -169,12 +224,18 @@ def _count_open(
 
 
 def _targets(
-    tx: Tx, tenant_id: str, wishes: Sequence[NewTurn], config: SessionConfig
+    tx: Tx,
+    tenant_id: str,
+    wishes: Sequence[NewTurn],
+    config: SessionConfig,
+    gate: Gate | None,
+    without: _Without,
 ) -> tuple[dict[str, str], dict[str, Session]]:
     """Find or make each request's session and lock them.
 
     Returns request ids to session ids, and the locked sessions. A request is missing
-    when others kept taking its session away.
+    when others kept taking its session away, and when it is put into `without`, since
+    the tenant has as many sessions as it may have.
     """
     targets: dict[str, str] = {}
     locked: dict[str, Session] = {}
@@ -187,9 +248,12 @@ def _targets(
             request = wish.request
             if request.request_id in found:
                 continue
-            session_id = wish.new_session_id
+            session_id = by_name.get(request.name, wish.new_session_id)
+            verdict = None if gate is None or session_id in made else gate.judge_session()
+            if without.add(request, verdict):
+                continue
             if request.name:
-                session_id = by_name.setdefault(request.name, session_id)
+                by_name[request.name] = session_id
             found[request.request_id] = session_id
             made[session_id] = domain.new_session(
                 tenant_id, session_id, request.name, request.model, 0, config
@@ -200,7 +264,11 @@ def _targets(
         active = locked_sessions(tx, tenant_id, wanted)
         locked |= {i: s for i, s in active.items() if s.state is SessionState.ACTIVE}
         targets |= {request_id: i for request_id, i in found.items() if i in locked}
-        missing = [wish for wish in missing if wish.request.request_id not in targets]
+        missing = [
+            wish
+            for wish in missing
+            if (i := wish.request.request_id) not in targets and not without.has(i)
+        ]
         if not missing:
             break
     return targets, locked

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import bindparam, delete, insert, select
@@ -10,7 +11,15 @@ from kvplane.db.database import Tx
 from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.kernel.errors import KvplaneError, NotFound
 from kvplane.session import domain
-from kvplane.session.domain import CompleteTurn, Session, SessionConfig, Turn, TurnOutcome
+from kvplane.session.domain import (
+    Completed,
+    CompleteTurn,
+    SessionConfig,
+    Turn,
+    TurnOutcome,
+    Usage,
+)
+from kvplane.session.sql_limits import Charged, close_unheld, lock_unheld
 from kvplane.session.sql_rows import (
     IN_TENANT,
     IS_OPEN,
@@ -18,6 +27,7 @@ from kvplane.session.sql_rows import (
     save_sessions,
     save_turns,
 )
+from kvplane.session.sql_usage import add_usage
 from kvplane.session.tables import TURN_COLUMNS, session_history, turn_of, turns
 
 # All that are open, which are few. A list of pairs would be searched by no index on SQLite.
@@ -34,6 +44,7 @@ _ANY_TURNS = Prepared(
         is_listed(turns.c.turn, is_postgres, "numbers"),
     )
 )
+_NOTHING = Usage()
 _INSERT_HISTORY = prepared(insert(session_history))
 _DELETE_HISTORY = prepared(
     delete(session_history).where(
@@ -54,16 +65,21 @@ _PRUNE_HISTORY = prepared(
 
 def complete_turns(
     tx: Tx, tenant_id: str, reports: Sequence[CompleteTurn], config: SessionConfig
-) -> list[Session | KvplaneError]:
+) -> list[Completed | KvplaneError]:
     """Do SessionStore.complete_turns."""
-    locked = locked_sessions(tx, tenant_id, {report.session_id for report in reports})
+    locked = locked_sessions(tx, tenant_id, {r.session_id for r in reports if r.session_id})
     known = _read_turns(tx, tenant_id, locked, reports)
+    unheld = lock_unheld(tx, tenant_id, {r.request_id for r in reports if r.request_id})
     now_us = tx.now_us()
     closed: dict[tuple[str, int], Turn] = {}
     changed: set[str] = set()
     histories: dict[tuple[str, str, bytes], dict[str, Any]] = {}
-    answers: list[Session | KvplaneError] = []
+    answers: list[Completed | KvplaneError] = []
+    total = _Total()
     for report in reports:
+        if report.request_id:
+            answers.append(_complete_unheld(report, unheld, total))
+            continue
         session = locked.get(report.session_id)
         key = (report.session_id, report.turn)
         turn = known.get(key)
@@ -73,7 +89,10 @@ def complete_turns(
         if turn is None:
             answers.append(NotFound("turn", f"{report.session_id}/{report.turn}"))
             continue
+        used: Usage | None = None
         if turn.outcome is TurnOutcome.OPEN:
+            total.held += domain.correction(turn.charged_tokens, report)
+            used = total.add(report)
             after, turn = domain.complete_turn(session, turn, report, now_us, config)
             if domain.records_history(session, report):
                 histories[(session.session_id, turn.model, report.history_digest)] = {
@@ -88,13 +107,46 @@ def complete_turns(
             locked[session.session_id] = session = after
             known[key] = closed[key] = turn
             changed.add(session.session_id)
-        answers.append(session)
+        answers.append(Completed(session, used))
     if closed:
         save_turns(tx, tenant_id, closed.values())
         save_sessions(tx, [locked[session_id] for session_id in sorted(changed)])
     if histories:
         _record(tx, list(histories.values()), config)
+    if total.unheld_ids:
+        close_unheld(tx, tenant_id, total.unheld_ids)
+    if total.used.turns:
+        add_usage(tx, tenant_id, total.used, total.held, total.unheld)
     return answers
+
+
+@dataclass(slots=True)
+class _Total:
+    """What the turns that are closed now have used together."""
+
+    used: Usage = _NOTHING
+    # Tokens beyond what was charged at their beginning, with and without a session.
+    held: int = 0
+    unheld: int = 0
+    unheld_ids: set[str] = field(default_factory=set)
+
+    def add(self, report: CompleteTurn) -> Usage:
+        used = domain.usage_of(report)
+        self.used += used
+        return used
+
+
+def _complete_unheld(
+    report: CompleteTurn, unheld: dict[str, Charged], total: _Total
+) -> Completed | KvplaneError:
+    turn = unheld.get(report.request_id)
+    if turn is None:
+        return NotFound("turn", report.request_id)
+    if turn.completed or report.request_id in total.unheld_ids:
+        return Completed(None, None)
+    total.unheld_ids.add(report.request_id)
+    total.unheld += domain.correction(turn.tokens, report)
+    return Completed(None, total.add(report))
 
 
 def _read_turns(

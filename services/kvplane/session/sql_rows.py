@@ -64,6 +64,7 @@ _UPDATE_TURN = _update_of(
         "before_decode_worker_id",
         "before_tokens_reused",
         "before_tokens_recomputed",
+        "charged_tokens",
     },
 )
 

@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvplane.kernel.errors import KvplaneError
+from kvplane.kernel.limits import Quotas
 from kvplane.session.domain import (
     BeginTurn,
     Begun,
+    Completed,
     CompleteTurn,
     Session,
     SessionFilter,
     SessionRef,
+    Usage,
 )
+from kvplane.session.quota import OverQuota
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,12 @@ class SessionStore(Protocol):
     """
 
     async def begin_turns(
-        self, tenant_id: str, turns: Sequence[NewTurn]
-    ) -> list[Begun | KvplaneError]:
+        self, tenant_id: str, turns: Sequence[NewTurn], quotas: Quotas
+    ) -> list[Begun | OverQuota | KvplaneError]:
         """Find or make the session of each request and open its next turn, in order.
+
+        Beyond a soft limit a turn gets no session, beyond a hard one it is QuotaExceeded
+        and leaves nothing behind. Limits are the tenant's in all replicas together.
 
         A request_id seen before gets its first answer, or InvalidField when it was used
         for another key or model. Two turns of one session never get the same number,
@@ -51,14 +58,24 @@ class SessionStore(Protocol):
 
     async def complete_turns(
         self, tenant_id: str, reports: Sequence[CompleteTurn]
-    ) -> list[Session | KvplaneError]:
-        """Close turns, in order. A closed one stays as it is. NotFound for unknown ones."""
+    ) -> list[Completed | KvplaneError]:
+        """Close turns, in order. A closed one stays as it is. NotFound for unknown ones.
+
+        What a turn used is added to the tenant's usage with it, once.
+        """
+        ...
+
+    async def usage(self, tenant_id: str) -> tuple[Usage, int]:
+        """Return what the completed turns used, and how many sessions are active."""
         ...
 
     async def create(
-        self, tenant_id: str, name: str, model: str, session_id: str
+        self, tenant_id: str, name: str, model: str, session_id: str, quotas: Quotas
     ) -> tuple[Session, bool]:
-        """Return the active session of that name and whether it was made now, with that id."""
+        """Return the active session of that name and whether it was made now, with that id.
+
+        Raises QuotaExceeded when that would be one more than the tenant may have.
+        """
         ...
 
     async def get(self, tenant_id: str, ref: SessionRef) -> Session:

@@ -6,19 +6,25 @@ from sqlalchemy import Select, delete, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from kvplane.db.database import Database, Tx
-from kvplane.kernel.errors import KvplaneError, NotFound, Unavailable
+from kvplane.kernel.errors import KvplaneError, NotFound, QuotaExceeded, Unavailable
+from kvplane.kernel.limits import Quotas
 from kvplane.session import domain, sql_rows
 from kvplane.session.domain import (
     Begun,
+    Completed,
     CompleteTurn,
     Session,
     SessionConfig,
     SessionFilter,
     SessionRef,
     SessionState,
+    Usage,
 )
+from kvplane.session.quota import OverQuota, concerns_turns
 from kvplane.session.sql_begin import begin_turns
 from kvplane.session.sql_complete import complete_turns
+from kvplane.session.sql_limits import forget_unheld, open_gate
+from kvplane.session.sql_usage import count_active, read_usage
 from kvplane.session.store import FreeTask, NewTurn
 from kvplane.session.tables import (
     SESSION_COLUMNS,
@@ -42,46 +48,63 @@ class SqlSessionStore:
         self._config = config
 
     async def begin_turns(
-        self, tenant_id: str, turns: Sequence[NewTurn]
-    ) -> list[Begun | KvplaneError]:
+        self, tenant_id: str, turns: Sequence[NewTurn], quotas: Quotas
+    ) -> list[Begun | OverQuota | KvplaneError]:
         """See SessionStore."""
         config = self._config
+        order = _begins(tenant_id) if concerns_turns(quotas) else ""
 
-        def operation(tx: Tx) -> list[Begun | KvplaneError]:
-            return begin_turns(tx, tenant_id, turns, config)
+        def operation(tx: Tx) -> list[Begun | OverQuota | KvplaneError]:
+            return begin_turns(tx, tenant_id, turns, config, quotas)
 
         try:
-            return await self._database.run(operation)
+            return await self._database.run(operation, order=order)
         except IntegrityError:
             # Another replica used a request_id for something else at the same moment. Its
             # turn is visible now.
-            return await self._database.run(operation)
+            return await self._database.run(operation, order=order)
 
     async def complete_turns(
         self, tenant_id: str, reports: Sequence[CompleteTurn]
-    ) -> list[Session | KvplaneError]:
+    ) -> list[Completed | KvplaneError]:
         """See SessionStore."""
         config = self._config
-        return await self._database.run(lambda tx: complete_turns(tx, tenant_id, reports, config))
+        return await self._database.run(
+            lambda tx: complete_turns(tx, tenant_id, reports, config),
+            # After its begins: they lock the tenant's row first, then sessions.
+            order=f"{tenant_id}:complete",
+        )
+
+    async def usage(self, tenant_id: str) -> tuple[Usage, int]:
+        """See SessionStore."""
+        return await self._database.read(
+            lambda tx: (read_usage(tx, tenant_id), count_active(tx, tenant_id))
+        )
 
     async def create(
-        self, tenant_id: str, name: str, model: str, session_id: str
+        self, tenant_id: str, name: str, model: str, session_id: str, quotas: Quotas
     ) -> tuple[Session, bool]:
         """See SessionStore."""
+        limited = quotas.hard.sessions > 0
 
         def operation(tx: Tx) -> tuple[Session, bool] | None:
             ref = SessionRef(name=name)
+            gate = open_gate(tx, tenant_id, quotas) if limited else None
             for _ in range(_TRIES):
                 found = _find(tx, tenant_id, ref)
                 if found is not None and found.state is SessionState.ACTIVE:
                     return found, found.session_id == session_id
+                verdict = gate.judge_session() if gate is not None else None
+                if isinstance(verdict, QuotaExceeded):
+                    raise verdict
                 made = domain.new_session(
                     tenant_id, session_id, name, model, tx.now_us(), self._config
                 )
                 sql_rows.NEW_SESSIONS.many(tx, [session_values(made)])
             return None
 
-        answer = await self._database.run(operation)
+        order = _begins(tenant_id) if limited else ""
+        answer = await self._database.run(operation, order=order)
         if answer is None:
             raise Unavailable("the session is changing too fast", retry_after=0.1)
         return answer
@@ -217,6 +240,7 @@ class SqlSessionStore:
                             table.c.session_id == session.session_id,
                         )
                     )
+            forget_unheld(tx, tx.now_us() - domain.us(self._config.abandoned_after_s), limit)
             return len(old)
 
         return await self._database.run(operation)
@@ -225,6 +249,10 @@ class SqlSessionStore:
         return await self._database.read(
             lambda tx: [session_of(row) for row in tx.connection.execute(statement)]
         )
+
+
+def _begins(tenant_id: str) -> str:
+    return f"{tenant_id}:begin"
 
 
 def _find(tx: Tx, tenant_id: str, ref: SessionRef) -> Session | None:

@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Index,
     Integer,
     LargeBinary,
@@ -91,6 +92,7 @@ turns = Table(
     Column("prefill_worker_id", String(128), nullable=False),
     Column("decode_worker_id", String(128), nullable=False),
     Column("time_to_first_token_us", BigInteger, nullable=False),
+    Column("charged_tokens", BigInteger, nullable=True),
     Index("uq_turns_request", "tenant_id", "request_id", unique=True),
     Index(
         "ix_turns_open",
@@ -115,6 +117,52 @@ session_history = Table(
     Column("number", BigInteger, nullable=False),
     Column("recorded_us", BigInteger, nullable=False),
     Index("ix_session_history_session", "tenant_id", "session_id", "number"),
+)
+
+# Of tenants with limits. Locked by whoever begins a turn, before any session.
+tenant_rates = Table(
+    "tenant_rates",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("soft_requests", Double, nullable=False),
+    Column("soft_tokens", Double, nullable=False),
+    Column("hard_requests", Double, nullable=False),
+    Column("hard_tokens", Double, nullable=False),
+    # How much of tenant_usage's corrections is in the buckets.
+    Column("settled_tokens", BigInteger, nullable=False),
+    Column("settled_unheld_tokens", BigInteger, nullable=False),
+)
+
+# Sums that only grow, but for the corrections. Each process has a part of its own as a
+# rule, so that replicas do not wait for one another's commits.
+tenant_usage = Table(
+    "tenant_usage",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("turns", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("tokens_reused", BigInteger, nullable=False),
+    Column("tokens_recomputed", BigInteger, nullable=False),
+    # Tokens beyond what was charged when the turns began, with and without a session.
+    Column("corrected_tokens", BigInteger, nullable=False),
+    Column("corrected_unheld_tokens", BigInteger, nullable=False),
+)
+
+# Turns beyond a soft limit, to be answered again in the same way.
+unheld_turns = Table(
+    "unheld_turns",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("request_id", String(128), primary_key=True),
+    Column("key_digest", LargeBinary, nullable=False),
+    Column("quota", String(64), nullable=False),
+    Column("open_us", BigInteger, nullable=False),
+    Column("charged_tokens", BigInteger, nullable=True),
+    Column("completed", Boolean, nullable=False),
+    Index("ix_unheld_turns_open_us", "open_us"),
 )
 
 _SESSION_FIELDS = [field.name for field in fields(Session)]

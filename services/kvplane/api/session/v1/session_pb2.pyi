@@ -180,7 +180,7 @@ class BeginTurnResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., turn: _Optional[int] = ..., previous_completed: bool = ..., open_turns: _Optional[int] = ..., over_quota: _Optional[str] = ...) -> None: ...
 
 class CompleteTurnRequest(_message.Message):
-    __slots__ = ("session_id", "turn", "outcome", "prompt_tokens", "completion_tokens", "tokens_reused", "history_digest", "prefill_worker_id", "decode_worker_id", "time_to_first_token")
+    __slots__ = ("session_id", "turn", "outcome", "prompt_tokens", "completion_tokens", "tokens_reused", "history_digest", "prefill_worker_id", "decode_worker_id", "time_to_first_token", "request_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class CompleteTurnRequest(_message.Message):
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     turn: int
     outcome: TurnOutcome
@@ -201,7 +202,8 @@ class CompleteTurnRequest(_message.Message):
     prefill_worker_id: str
     decode_worker_id: str
     time_to_first_token: _duration_pb2.Duration
-    def __init__(self, session_id: _Optional[str] = ..., turn: _Optional[int] = ..., outcome: _Optional[_Union[TurnOutcome, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., tokens_reused: _Optional[int] = ..., history_digest: _Optional[bytes] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., turn: _Optional[int] = ..., outcome: _Optional[_Union[TurnOutcome, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., tokens_reused: _Optional[int] = ..., history_digest: _Optional[bytes] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class CompleteTurnResponse(_message.Message):
     __slots__ = ("session",)

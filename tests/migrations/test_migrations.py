@@ -79,7 +79,9 @@ async def test_up_down_and_up_again(url, database):
 async def test_up_twice_changes_nothing(url, database):
     await migrate.upgrade(url)
     await database.run(
-        lambda tx: tx.connection.execute(text("INSERT INTO tenants VALUES ('acme', 'Acme', 1)"))
+        lambda tx: tx.connection.execute(
+            text("INSERT INTO tenants VALUES ('acme', 'Acme', 1, 'salt')")
+        )
     )
     await migrate.upgrade(url)
     count = await database.read(
@@ -92,6 +94,7 @@ async def test_every_table_begins_its_keys_with_the_tenant_or_has_one_owner(url)
     """Tenant first, but for what is told apart by ids that are nobody's choice."""
     own = {
         "ownerships", "ownership_payloads", "leases", "lease_commands", "worker_epochs", "workers",
+        "audit_events",
     }  # fmt: skip
     for table in metadata.sorted_tables:
         first = next(iter(table.primary_key.columns)).name

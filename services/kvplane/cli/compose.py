@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvplane import client
+from kvplane.audit import main as audit_main
+from kvplane.audit.audited import audited
+from kvplane.audit.domain import AuditConfig
+from kvplane.audit.service import AuditLog
 from kvplane.client import tls
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.client.keys import Keys
@@ -33,29 +37,38 @@ class Assembly:
     database: Database
     servicers: dict[str, Any] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
+    audit_log: AuditLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What is changed in this process is written down, by whatever way it is called."""
+        config = config_of(AuditConfig, "audit", self.settings.audit)
+        self.audit_log = audit_main.log(self.database, self.clock, config)
 
     def lease(self) -> LeaseApi:
         """Add the lease service."""
         config = config_of(LeaseConfig, "lease", self.settings.lease)
         part = lease_main.build(self.database, self.clock, config)
         self.parts.append(part)
-        self.servicers["LeaseService"] = part.servicer
-        return part.servicer
+        servicer = audited(part.servicer, self.audit_log, "LeaseService")
+        self.servicers["LeaseService"] = servicer
+        return servicer
 
     def session(self, leases: LeaseApi) -> SessionApi:
         """Add the session service."""
         config = config_of(SessionConfig, "session", self.settings.session)
         part = session_main.build(self.database, self.clock, leases, config)
         self.parts.append(part)
-        self.servicers["SessionService"] = part.servicer
-        return part.servicer
+        servicer = audited(part.servicer, self.audit_log, "SessionService")
+        self.servicers["SessionService"] = servicer
+        return servicer
 
     def tenant(self) -> TenantApi:
         """Add the tenant service."""
         part = tenant_main.build(self.database, self.clock)
         self.parts.append(part)
-        self.servicers["TenantService"] = part.servicer
-        return part.servicer
+        servicer = audited(part.servicer, self.audit_log, "TenantService")
+        self.servicers["TenantService"] = servicer
+        return servicer
 
     def routing(self, leases: LeaseApi, sessions: SessionApi) -> tuple[RoutingApi, WorkerApi]:
         """Add the routing service and the worker registry."""
@@ -63,8 +76,15 @@ class Assembly:
         part = routing_main.build(self.database, self.clock, leases, sessions, config)
         self.parts.append(part)
         self.servicers["RoutingService"] = part.routing_servicer
-        self.servicers["WorkerService"] = part.worker_servicer
-        return part.routing_servicer, part.worker_servicer
+        workers = audited(part.worker_servicer, self.audit_log, "WorkerService")
+        self.servicers["WorkerService"] = workers
+        return part.routing_servicer, workers
+
+    def audit(self) -> None:
+        """Add the audit service, which lists what all processes wrote down."""
+        part = audit_main.AuditPart(self.audit_log)
+        self.parts.append(part)
+        self.servicers["AuditService"] = part.servicer
 
     def process(self, tenants: TenantApi, default_port: int) -> GrpcProcess:
         """Return the process that serves what was added."""
@@ -135,6 +155,7 @@ def service(name: str, settings: Settings, clock: Clock) -> GrpcProcess:
     if name == "session":
         made.session(peers.leases())
         tenants = made.tenant()
+        made.audit()
     elif name == "lease":
         made.lease()
     else:

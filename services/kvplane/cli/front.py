@@ -69,6 +69,7 @@ class DevProcess:
         leases = made.lease()
         sessions = made.session(leases)
         tenants = made.tenant()
+        made.audit()
         routing, workers = made.routing(leases, sessions)
         self._settings = settings
         self.grpc = made.process(tenants, PORTS["dev"])

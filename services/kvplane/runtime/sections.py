@@ -235,6 +235,12 @@ class RoutingSettings(Section):
         return self
 
 
+class AuditSettings(Section):
+    """What is written down about changes: who made, revoked, ended, drained what."""
+
+    kept_days: int = Field(400, ge=1, description="Days after which an event is deleted.")
+
+
 class GatewaySettings(Section):
     """The OpenAI-compatible HTTP gateway."""
 

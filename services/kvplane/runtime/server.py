@@ -7,6 +7,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvplane.api.audit.v1 import audit_pb2, audit_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.routing.v1 import routing_pb2, routing_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
@@ -40,6 +41,7 @@ _SERVICES: Final[dict[str, tuple[Any, _Add]]] = {
     "RoutingService": (routing_pb2, routing_pb2_grpc.add_RoutingServiceServicer_to_server),
     "WorkerService": (routing_pb2, routing_pb2_grpc.add_WorkerServiceServicer_to_server),
     "TenantService": (tenant_pb2, tenant_pb2_grpc.add_TenantServiceServicer_to_server),
+    "AuditService": (audit_pb2, audit_pb2_grpc.add_AuditServiceServicer_to_server),
 }
 
 

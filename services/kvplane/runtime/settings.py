@@ -23,6 +23,7 @@ from pydantic_settings import (
 
 from kvplane.kernel.errors import InvalidField
 from kvplane.runtime.sections import (
+    AuditSettings,
     AuthSettings,
     DatabaseSettings,
     GatewaySettings,
@@ -74,6 +75,7 @@ class Settings(BaseSettings):
     session: SessionSettings = _section(SessionSettings)
     lease: LeaseSettings = _section(LeaseSettings)
     routing: RoutingSettings = _section(RoutingSettings)
+    audit: AuditSettings = _section(AuditSettings)
     gateway: GatewaySettings = _section(GatewaySettings)
     log: LogSettings = _section(LogSettings)
     telemetry: TelemetrySettings = _section(TelemetrySettings)

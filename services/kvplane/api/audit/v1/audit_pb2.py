@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kvplane/api/audit/v1/audit.proto\x12\x14kvplane.api.audit.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xde\x01\n\nAuditEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x11\n\ttenant_id\x18\x04 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x05 \x01(\t\x12\x0e\n\x06target\x18\x06 \x01(\t\x12.\n\x07outcome\x18\x07 \x01(\x0e\x32\x1d.kvplane.api.audit.v1.Outcome\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\"\xc7\x01\n\x16ListAuditEventsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x06 \x01(\x05\x12\x12\n\npage_token\x18\x07 \x01(\t\"d\n\x17ListAuditEventsResponse\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .kvplane.api.audit.v1.AuditEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*^\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_STARTED\x10\x01\x12\x10\n\x0cOUTCOME_DONE\x10\x02\x12\x13\n\x0fOUTCOME_REFUSED\x10\x03\x32~\n\x0c\x41uditService\x12n\n\x0fListAuditEvents\x12,.kvplane.api.audit.v1.ListAuditEventsRequest\x1a-.kvplane.api.audit.v1.ListAuditEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kvplane/api/audit/v1/audit.proto\x12\x14kvplane.api.audit.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xee\x01\n\nAuditEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x11\n\ttenant_id\x18\x04 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x05 \x01(\t\x12\x0e\n\x06target\x18\x06 \x01(\t\x12.\n\x07outcome\x18\x07 \x01(\x0e\x32\x1d.kvplane.api.audit.v1.Outcome\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\"\xc7\x01\n\x16ListAuditEventsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x06 \x01(\x05\x12\x12\n\npage_token\x18\x07 \x01(\t\"d\n\x17ListAuditEventsResponse\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .kvplane.api.audit.v1.AuditEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*^\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_STARTED\x10\x01\x12\x10\n\x0cOUTCOME_DONE\x10\x02\x12\x13\n\x0fOUTCOME_REFUSED\x10\x03\x32~\n\x0c\x41uditService\x12n\n\x0fListAuditEvents\x12,.kvplane.api.audit.v1.ListAuditEventsRequest\x1a-.kvplane.api.audit.v1.ListAuditEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvplane.api.audit.v1.audit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=620
-  _globals['_OUTCOME']._serialized_end=714
+  _globals['_OUTCOME']._serialized_start=636
+  _globals['_OUTCOME']._serialized_end=730
   _globals['_AUDITEVENT']._serialized_start=92
-  _globals['_AUDITEVENT']._serialized_end=314
-  _globals['_LISTAUDITEVENTSREQUEST']._serialized_start=317
-  _globals['_LISTAUDITEVENTSREQUEST']._serialized_end=516
-  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_start=518
-  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_end=618
-  _globals['_AUDITSERVICE']._serialized_start=716
-  _globals['_AUDITSERVICE']._serialized_end=842
+  _globals['_AUDITEVENT']._serialized_end=330
+  _globals['_LISTAUDITEVENTSREQUEST']._serialized_start=333
+  _globals['_LISTAUDITEVENTSREQUEST']._serialized_end=532
+  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_start=534
+  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_end=634
+  _globals['_AUDITSERVICE']._serialized_start=732
+  _globals['_AUDITSERVICE']._serialized_end=858
 # @@protoc_insertion_point(module_scope)

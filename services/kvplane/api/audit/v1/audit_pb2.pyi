@@ -22,7 +22,7 @@ OUTCOME_DONE: Outcome
 OUTCOME_REFUSED: Outcome
 
 class AuditEvent(_message.Message):
-    __slots__ = ("event_id", "time", "actor", "tenant_id", "action", "target", "outcome", "reason", "request_id")
+    __slots__ = ("event_id", "time", "actor", "tenant_id", "action", "target", "outcome", "reason", "request_id", "detail")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class AuditEvent(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     time: _timestamp_pb2.Timestamp
     actor: str
@@ -41,7 +42,8 @@ class AuditEvent(_message.Message):
     outcome: Outcome
     reason: str
     request_id: str
-    def __init__(self, event_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., tenant_id: _Optional[str] = ..., action: _Optional[str] = ..., target: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    detail: str
+    def __init__(self, event_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., tenant_id: _Optional[str] = ..., action: _Optional[str] = ..., target: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ListAuditEventsRequest(_message.Message):
     __slots__ = ("tenant_id", "actor", "action", "since", "until", "page_size", "page_token")

@@ -103,6 +103,7 @@ def upgrade() -> None:
         sa.Column("actor", sa.String(length=256), nullable=False),
         sa.Column("action", sa.String(length=64), nullable=False),
         sa.Column("target", sa.String(length=256), nullable=False),
+        sa.Column("detail", sa.String(length=512), nullable=False),
         sa.Column("outcome", sa.Integer(), nullable=False),
         sa.Column("reason", sa.String(length=64), nullable=False),
         sa.Column("request_id", sa.String(length=128), nullable=False),

@@ -13,13 +13,16 @@ from demo.servers import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docker-compose.yml"
+# What has no default must be given.
+GIVEN = {"KVPLANE_AUTH_INTERNAL_TOKEN": "the-secret-of-the-services"}
 
 
 def load() -> dict[str, Any]:
-    """Return the file with its variables replaced by their defaults."""
+    """Return the file with its variables replaced by what is given, or their defaults."""
 
     def interpolate(value: Any) -> Any:
         if isinstance(value, str):
+            value = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: GIVEN[m[1]], value)
             value = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
             assert not re.search(r"(?<!\$)\$(?!\$)", value), f"no default: {value}"
             return value.replace("$$", "$")

@@ -7,12 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from compose.compose_file import Container, Loopback, default_services, load
+from compose.compose_file import GIVEN, Container, Loopback, default_services, load
 from demo import text
 from demo.servers import stop_all, wait_for
 from kvplane.api.lease.v1 import lease_pb2 as lease
+from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
+from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.client import KvplaneClient
+from kvplane.kernel.errors import Unauthenticated
 
 pytestmark = [
     pytest.mark.processes,
@@ -63,12 +66,24 @@ def start(
         running[name] = server.start()
 
 
+def client(hosts: Loopback, token: str | None) -> KvplaneClient:
+    return KvplaneClient(
+        f"{hosts.address('routing')}:7703",
+        session=f"{hosts.address('session')}:7701",
+        lease=f"{hosts.address('lease')}:7702",
+        token=token,
+    )
+
+
 async def test_two_turns_and_the_second_reads_what_the_first_left(hosts: Loopback) -> None:
     messages = [{"role": "user", "content": text.read("runbook.md")}]
     url = f"http://{hosts.address('gateway')}:8000/v1/chat/completions"
     body = {"model": "reference", "max_tokens": 16, "temperature": 0, "messages": messages}
     answers = []
-    async with httpx.AsyncClient(timeout=60, headers={"x-session-id": "compose"}) as http:
+    async with client(hosts, GIVEN["KVPLANE_AUTH_INTERNAL_TOKEN"]) as kvplane:
+        made = await kvplane.tenants.CreateApiKey(tenant.CreateApiKeyRequest(tenant_id="default"))
+    headers = {"x-session-id": "compose", "authorization": f"Bearer {made.secret}"}
+    async with httpx.AsyncClient(timeout=60, headers=headers) as http:
         for question in ("What is slow?", "And what else?"):
             answer = await http.post(url, json=body)
             assert answer.status_code == 200, answer.text
@@ -84,16 +99,28 @@ async def test_two_turns_and_the_second_reads_what_the_first_left(hosts: Loopbac
     cached = answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= answers[0]["usage"]["prompt_tokens"]
 
-    async with KvplaneClient(
-        f"{hosts.address('routing')}:7703",
-        session=f"{hosts.address('session')}:7701",
-        lease=f"{hosts.address('lease')}:7702",
-    ) as client:
-        found = await client.sessions.GetSession(session.GetSessionRequest(name="compose"))
+    async with client(hosts, made.secret) as kvplane:
+        found = await kvplane.sessions.GetSession(session.GetSessionRequest(name="compose"))
         request = lease.ListLeasesRequest(
             session_id=found.session.session_id,
             worker_id="prefill",
             states=[lease.LEASE_STATE_CONSUMED],
         )
-        assert len((await client.leases.ListLeases(request)).leases) == 1
+        assert len((await kvplane.leases.ListLeases(request)).leases) == 1
         assert found.session.turns == 2
+
+
+async def test_nobody_gets_in_without_a_key(hosts: Loopback) -> None:
+    async with httpx.AsyncClient(timeout=60) as http:
+        base = f"http://{hosts.address('gateway')}:8000"
+        for path in ("/v1/models", "/metrics"):
+            assert (await http.get(base + path)).status_code == 401
+    async with client(hosts, None) as kvplane:
+        for call in (
+            kvplane.tenants.ListTenants(tenant.ListTenantsRequest()),
+            kvplane.sessions.ListSessions(session.ListSessionsRequest()),
+            kvplane.leases.ListLeases(lease.ListLeasesRequest()),
+            kvplane.workers.ListWorkers(routing.ListWorkersRequest()),
+        ):
+            with pytest.raises(Unauthenticated):
+                await call

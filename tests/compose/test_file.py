@@ -1,12 +1,13 @@
 """docker-compose.yml, read."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 
 import pytest
-from compose.compose_file import FILE, ROOT, default_services, load
+from compose.compose_file import FILE, GIVEN, ROOT, default_services, load
 
 SERVICES = load()["services"]
 WAITS_FOR = {
@@ -69,6 +70,23 @@ def test_vllm_is_started_with_a_connector_configuration_that_is_right(name: str)
     assert transfer["kv_connector_module_path"] == "kvplane_vllm.connector"
 
 
+def test_who_is_reached_from_outside_its_container_asks_for_credentials() -> None:
+    """The secret has no default, so it is nobody's but the user's."""
+    secret = GIVEN["KVPLANE_AUTH_INTERNAL_TOKEN"]
+    served = [s for s in SERVICES.values() if s.get("command", [""])[1:2] == ["serve"]]
+    assert len(served) == 4
+    for service in served:
+        env = service["environment"]
+        assert env["KVPLANE_AUTH_MODE"] == "api_key"
+        assert env["KVPLANE_AUTH_INTERNAL_TOKEN"] == secret
+    for name in ("prefill", "decode", "prefill-vllm", "decode-vllm"):
+        assert SERVICES[name]["environment"]["KVPLANE_TOKEN"] == secret
+    published = [port for s in SERVICES.values() for port in s.get("ports", ())]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert FILE.read_text().count("KVPLANE_AUTH_INTERNAL_TOKEN:?") == 1
+
+
 def test_ports_differ() -> None:
     ports = re.findall(
         r"--(?:kv-)?port=(\d+)|SIDE_CHANNEL_PORT: .(\d+)|\w_ADDRESS: \w+:(\d+)", FILE.read_text()
@@ -83,7 +101,8 @@ def test_docker_compose_takes_the_file() -> None:
     probe = [docker or "docker", "compose", "version"]
     if docker is None or subprocess.run(probe, capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
+    env = {**os.environ, **GIVEN}
     for profile in ([], ["--profile", "vllm"]):
         command = [docker, "compose", "-f", str(FILE), *profile, "config", "--quiet"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         assert done.returncode == 0, done.stderr

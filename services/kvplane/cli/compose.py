@@ -11,6 +11,7 @@ from kvplane.audit.service import AuditLog
 from kvplane.client import tls
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.client.keys import Keys
+from kvplane.client.quotas import QuotaBook
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import InvalidField
@@ -56,14 +57,18 @@ class Assembly:
     def session(self, leases: LeaseApi) -> SessionApi:
         """Add the session service."""
         config = config_of(SessionConfig, "session", self.settings.session)
-        part = session_main.build(self.database, self.clock, leases, config)
+        quotas = QuotaBook(self.tenant(), self.clock)
+        part = session_main.build(self.database, self.clock, leases, config, quotas=quotas)
         self.parts.append(part)
         servicer = audited(part.servicer, self.audit_log, "SessionService")
         self.servicers["SessionService"] = servicer
         return servicer
 
     def tenant(self) -> TenantApi:
-        """Add the tenant service."""
+        """Add the tenant service, once; return it."""
+        if "TenantService" in self.servicers:
+            added: TenantApi = self.servicers["TenantService"]
+            return added
         part = tenant_main.build(self.database, self.clock)
         self.parts.append(part)
         servicer = audited(part.servicer, self.audit_log, "TenantService")

@@ -1,5 +1,6 @@
 """Errors as OpenAI's clients expect them."""
 
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -49,7 +50,7 @@ class Failure(Exception):
         """Return it as an HTTP answer."""
         sent = dict(headers or {})
         if self.retry_after is not None:
-            sent["Retry-After"] = str(max(1, round(self.retry_after)))
+            sent["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             sent["WWW-Authenticate"] = "Bearer"
         return web.Response(
@@ -137,7 +138,7 @@ _KINDS: Final[dict[type[KvplaneError], tuple[int, str, str | None]]] = {
     NotFound: (404, "invalid_request_error", "not_found"),
     Unauthenticated: (401, "invalid_request_error", "invalid_api_key"),
     PermissionDenied: (403, "invalid_request_error", "permission_denied"),
-    QuotaExceeded: (429, "rate_limit_error", "rate_limit_exceeded"),
+    QuotaExceeded: (429, "rate_limit_error", "quota_exceeded"),
     NoWorker: (503, "server_error", "service_unavailable"),
 }
 
@@ -147,6 +148,9 @@ def from_kvplane(error: KvplaneError, param: str | None = None) -> Failure | Non
 
     `param` is the client's name for the field, where it differs from ours.
     """
+    if isinstance(error, QuotaExceeded) and error.metadata.get("quota") == "request_bytes":
+        # Nothing that time would mend.
+        return Failure(413, error.message, param="body", code="request_too_large")
     for kind, (status, type_, code) in _KINDS.items():
         if isinstance(error, kind):
             if isinstance(error, InvalidField):

@@ -37,7 +37,7 @@ class Plan:
     decode: routing.Target
     # None: the decode does it all.
     prefill: routing.Target | None = None
-    # Empty: there is none, and nothing to complete.
+    # Empty: there is none.
     session_id: str = ""
     turn: int = 0
     decision: str = "none"
@@ -54,6 +54,11 @@ class Plan:
     def reuse(self) -> bool:
         """Route gave the prefill a lease on what an earlier turn left."""
         return self.decision == "reuse"
+
+    @property
+    def over_quota(self) -> bool:
+        """The tenant is beyond a soft limit, so that the turn has no session."""
+        return self.reason == "over_quota" and not self.session_id
 
 
 class Planner:
@@ -90,6 +95,7 @@ class Planner:
             session=_key(request),
             model=request.model,
             prompt_tokens_estimate=request.prompt_tokens_estimate,
+            request_bytes=len(request.raw),
             exclude_worker_ids=sorted(exclude),
             force_recompute=force_recompute or not request.one_prompt,
         )

@@ -324,11 +324,12 @@ class Turn:
             reused = min(self.reused_tokens, usage.prompt_tokens)
             self.parts.metrics.tokens_reused.inc(reused)
             self.parts.metrics.tokens_recomputed.inc(usage.prompt_tokens - reused)
-        if plan is None or not plan.session_id:
+        if plan is None or not (plan.session_id or plan.over_quota):
             return None
         turn = session.CompleteTurnRequest(
             session_id=plan.session_id,
             turn=plan.turn,
+            request_id="" if plan.session_id else self.request_id,
             outcome=outcome,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -337,7 +338,7 @@ class Turn:
             decode_worker_id=plan.decode.worker_id,
             time_to_first_token=duration(self.first_byte_s),
         )
-        if outcome == session.TURN_OUTCOME_OK and reply is not None:
+        if outcome == session.TURN_OUTCOME_OK and reply is not None and plan.session_id:
             turn.history_digest = self.request.with_reply(reply.message(), reply.text)
         return self.parts.background.start(self._complete(turn, reply), "complete")
 

@@ -169,21 +169,20 @@ def state_message(state: State | None) -> str:
 
 def check_route(request: routing_pb2.RouteRequest) -> None:
     """Raise InvalidField if the question cannot be answered."""
-    validate.text("request_id", request.request_id, 128)
-    if not _PRINTABLE.match(request.request_id):
-        raise InvalidField("request_id", "use printable ASCII characters without spaces")
+    _request_id("request_id", request.request_id)
     _text("model", request.model, required=True)
     if request.session.name:
         validate.text("session.name", request.session.name, 512)
     _digests("session.history", request.session.history)
     validate.between("prompt_tokens_estimate", request.prompt_tokens_estimate, 0, _MAX_TOKENS)
+    validate.between("request_bytes", request.request_bytes, 0, _MAX_TOKENS)
     validate.at_most_items("exclude_worker_ids", len(request.exclude_worker_ids), _MAX_ITEMS)
     for i, ident in enumerate(request.exclude_worker_ids):
         validate.identifier(f"exclude_worker_ids[{i}]", ident)
 
 
 def check_complete(turn: session_pb2.CompleteTurnRequest) -> bool:
-    """Return whether the turn has a session, which Route could not give it always.
+    """Return whether the session registry knows the turn, which Route could not ask always.
 
     Raises InvalidField if that cannot be how a turn went.
     """
@@ -191,6 +190,10 @@ def check_complete(turn: session_pb2.CompleteTurnRequest) -> bool:
     if has_session:
         validate.identifier("turn.session_id", turn.session_id)
         validate.between("turn.turn", turn.turn, 1, _MAX_TOKENS)
+    if turn.request_id:
+        _request_id("turn.request_id", turn.request_id)
+        if has_session:
+            raise InvalidField("turn.request_id", "set it, or session_id and turn, not both")
     if turn.outcome not in session_pb2.TurnOutcome.values() or not turn.outcome:
         raise InvalidField("turn.outcome", "must be OK, CANCELLED or FAILED")
     for name in ("prompt_tokens", "completion_tokens", "tokens_reused"):
@@ -200,7 +203,7 @@ def check_complete(turn: session_pb2.CompleteTurnRequest) -> bool:
     for name in ("prefill_worker_id", "decode_worker_id"):
         if getattr(turn, name):
             validate.identifier(f"turn.{name}", getattr(turn, name))
-    return has_session
+    return has_session or bool(turn.request_id)
 
 
 def _beat(at: str, beat: routing_pb2.WorkerBeat) -> Beat:
@@ -265,6 +268,12 @@ def _state(field: str, value: int) -> State:
         return State(value)
     except ValueError:
         raise InvalidField(field, "must be READY, DRAINING or LOST") from None
+
+
+def _request_id(field: str, value: str) -> None:
+    validate.text(field, value, 128)
+    if not _PRINTABLE.match(value):
+        raise InvalidField(field, "use printable ASCII characters without spaces")
 
 
 def _text(field: str, value: str, *, required: bool = False) -> None:

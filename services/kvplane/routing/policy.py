@@ -25,12 +25,14 @@ class Reason(IntEnum):
     FORCED = 13
     SINGLE_WORKER = 14
     OWNER_OVERLOADED = 15
+    OVER_QUOTA = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the session registry says of the turn that is to be routed."""
 
+    # Empty, and `turn` 0, when the tenant is beyond a soft limit.
     session_id: str
     turn: int
     # The worker that decoded last, empty when there is none.
@@ -137,6 +139,8 @@ def obstacle(
     """
     if turn is None:
         return Reason.SESSION_SERVICE_UNAVAILABLE
+    if not turn.session_id:
+        return Reason.OVER_QUOTA
     if choice.prefill is None:
         return Reason.SINGLE_WORKER
     if turn.turn <= 1:

@@ -10,7 +10,7 @@ from lease.harness import Plane, Replica, install_clock
 
 TABLES = [
     tables.ownerships, tables.ownership_payloads, tables.leases, tables.lease_requests,
-    tables.lease_commands, tables.worker_epochs, tables.ended_sessions,
+    tables.lease_commands, tables.worker_epochs, tables.ended_sessions, tables.tenant_holds,
 ]  # fmt: skip
 
 

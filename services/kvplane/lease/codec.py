@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.lease.domain import LeaseConfig
+from kvplane.lease.holds import Usage
 from kvplane.lease.store import Command, Granted, Renewal, Reported
 from kvplane.lease.streams import Acknowledged, Event, Tick, Welcome
 from kvplane.lease.values import Lease, LeaseState, Ownership, OwnershipState, Payload, micros
@@ -113,6 +114,16 @@ def releases(ids: Sequence[str], states: Sequence[LeaseState | None]) -> pb.Rele
             pb.ReleaseResult(lease_id=ident, state=lease_state(state))
             for ident, state in zip(ids, states, strict=True)
         ]
+    )
+
+
+def usage(answer: Usage) -> pb.GetUsageResponse:
+    """Return what a tenant holds and has held."""
+    return pb.GetUsageResponse(
+        held_tokens=answer.held.tokens,
+        held_blocks=answer.held.blocks,
+        live_leases=answer.live_leases,
+        held_token_seconds=answer.held_token_seconds,
     )
 
 

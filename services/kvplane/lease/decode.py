@@ -60,6 +60,12 @@ def stream_number(field: str, value: int) -> int:
     return value
 
 
+def hold_limit(field: str, value: int) -> int:
+    """Return how many blocks a worker lets be held; 0 is no limit."""
+    between(field, value, 0, _MAX_INT64)
+    return value
+
+
 def worker(prefix: str, worker_id: str, number: int) -> tuple[str, int]:
     """Return a worker's id and epoch."""
     return identifier(f"{prefix}worker_id", worker_id), epoch(f"{prefix}epoch", number)
@@ -148,6 +154,7 @@ def _reported_item(field: str, worker_id: str, epoch: int, message: pb.Ownership
         reported_us=0,
         state=OwnershipState.HELD,
         hold_deadline_us=0,
+        blocks=sum(len(group.ids) for group in message.params.remote_block_ids) or blocks,
     )
     return ReportedItem(own, Payload(message.params.SerializeToString(), message.digests), hold_us)
 

@@ -48,6 +48,10 @@ class LeaseConfig:
     restart_grace_s: float = 10.0
     # Rows that one sweeping transaction touches at most.
     sweep_rows: int = 500
+    # How likely a session's return is halves in each of these since its last turn.
+    return_half_life_s: float = 120.0
+    # A decode asks for its prefill's blocks within this; they are not freed before.
+    handover_s: float = 10.0
     # Ended rows stay this long, to answer repeats and questions.
     retention_s: float = 600.0
     tick_interval_s: float = 1.0
@@ -61,7 +65,8 @@ class LeaseConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must not be negative")
         for name in ("min_ttl_s", "sweep_interval_s", "sweep_rows", "tick_interval_s",
-                     "poll_interval_s", "report_poll_interval_s"):  # fmt: skip
+                     "poll_interval_s", "report_poll_interval_s",
+                     "return_half_life_s"):  # fmt: skip
             if not getattr(self, name):
                 raise ValueError(f"{name}: must be more than 0")
         if not self.min_ttl_s <= self.ttl_s <= self.max_ttl_s:

@@ -5,11 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from kvplane.client.quotas import NoQuotas, QuotaSource
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import KvplaneError
 from kvplane.kernel.ids import Ids, RandomIds
 from kvplane.lease.domain import LeaseConfig
+from kvplane.lease.keeper import Keeper
+from kvplane.lease.limits import Limits
 from kvplane.lease.service import LeaseService
 from kvplane.lease.servicer import LeaseServicer
 from kvplane.lease.store_sql import SqlLeaseStore
@@ -17,6 +20,7 @@ from kvplane.lease.streams import Streams
 
 _DEFAULTS = LeaseConfig()
 _RANDOM_IDS = RandomIds()
+_NO_QUOTAS = NoQuotas()
 log = structlog.get_logger(__name__)
 
 
@@ -28,12 +32,14 @@ class LeasePart:
         servicer: LeaseServicer,
         service: LeaseService,
         streams: Streams,
+        keeper: Keeper,
         clock: Clock,
         config: LeaseConfig,
     ) -> None:
         self.servicer = servicer
         self.service = service
         self.streams = streams
+        self.keeper = keeper
         self._clock, self._config = clock, config
         self._loops: list[asyncio.Task[None]] = []
 
@@ -57,6 +63,7 @@ class LeasePart:
         await self._clock.sleep(self._config.sweep_interval_s)
         await self.service.sweep()
         await self.service.purge()
+        await self.keeper.keep()
 
     async def _repeat(
         self, name: str, step: Callable[[], Awaitable[None]], after_s: float = 0.0
@@ -86,9 +93,13 @@ def build(
     clock: Clock,
     config: LeaseConfig = _DEFAULTS,
     ids: Ids = _RANDOM_IDS,
+    quotas: QuotaSource = _NO_QUOTAS,
 ) -> LeasePart:
     """Wire everything; nothing runs before `start`."""
     store = SqlLeaseStore(database, config)
     streams = Streams(store, clock, config, ids)
-    service = LeaseService(store, clock, config, ids, streams)
-    return LeasePart(LeaseServicer(service, streams, config), service, streams, clock, config)
+    limits = Limits(quotas)
+    service = LeaseService(store, clock, config, ids, streams, limits)
+    keeper = Keeper(store, config, limits, streams)
+    servicer = LeaseServicer(service, streams, keeper, config)
+    return LeasePart(servicer, service, streams, keeper, clock, config)

@@ -3,11 +3,13 @@
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.ids import Ids
 from kvplane.lease.domain import LeaseConfig
+from kvplane.lease.limits import Limits
 from kvplane.lease.metrics import ENDED, GRANTS, NOT_RENEWED, RENEWED, UNKNOWN
 from kvplane.lease.store import (
     Effects,
     Granted,
     GrantOrder,
+    LeaseQuota,
     LeaseRef,
     LeaseStore,
     Listed,
@@ -33,19 +35,28 @@ from kvplane.lease.waiting import Arrivals
 _MAX_ASKED = 64
 # Transactions of one sweep, so that it does not crowd out the calls.
 _MAX_SWEEPS = 20
+# Beside others that take as many, a tenant may get a lease too many rather than wait.
+_MAX_CROWDED = 50
 
 
 class LeaseService:
     """Transitions of the store, and the news of them for those who wait in this process."""
 
     def __init__(
-        self, store: LeaseStore, clock: Clock, config: LeaseConfig, ids: Ids, streams: Streams
+        self,
+        store: LeaseStore,
+        clock: Clock,
+        config: LeaseConfig,
+        ids: Ids,
+        streams: Streams,
+        limits: Limits,
     ) -> None:
         self._store = store
         self._clock = clock
         self._config = config
         self._ids = ids
         self._streams = streams
+        self._limits = limits
         self._arrivals = Arrivals(clock)
 
     async def report(
@@ -81,6 +92,9 @@ class LeaseService:
     async def grant(self, order: GrantOrder, wait_us: int) -> Granted:
         """Give a lease or refuse it, waiting for a report that may be under way."""
         lease_id = self._ids.new("lease")
+        if order.tenant_id:
+            await self._limits.learn(order.tenant_id)
+        crowded = 0
         wait_s = min(wait_us / 1e6, self._config.max_wait_s)
         until = self._clock.monotonic() + wait_s
         key = (
@@ -91,8 +105,15 @@ class LeaseService:
         with self._arrivals.listen(key) as listener:
             while True:
                 left = until - self._clock.monotonic()
-                granted = await self._store.grant(order, lease_id, final=left <= 0)
+                quota = LeaseQuota(self._limits.leases, exact=crowded < _MAX_CROWDED)
+                granted = await self._store.grant(order, lease_id, final=left <= 0, quota=quota)
                 self._tell(granted.effects)
+                if granted.limit_of:
+                    await self._limits.learn(granted.limit_of)
+                    continue
+                if granted.crowded:
+                    crowded += 1
+                    continue
                 if not granted.pending:
                     break
                 # The poll is for reports that other replicas have taken.

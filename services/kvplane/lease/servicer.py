@@ -12,6 +12,7 @@ from kvplane.kernel.errors import InvalidField, KvplaneError
 from kvplane.kernel.validate import identifier, plain
 from kvplane.lease import codec, decode
 from kvplane.lease.domain import LeaseConfig
+from kvplane.lease.keeper import Keeper
 from kvplane.lease.service import LeaseService
 from kvplane.lease.streams import Acknowledged, Stream, Streams
 from kvplane.lease.values import Lease, Ownership
@@ -20,8 +21,11 @@ from kvplane.lease.values import Lease, Ownership
 class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     """The RPCs of LeaseService; also called directly, without a context. See the proto."""
 
-    def __init__(self, service: LeaseService, streams: Streams, config: LeaseConfig) -> None:
+    def __init__(
+        self, service: LeaseService, streams: Streams, keeper: Keeper, config: LeaseConfig
+    ) -> None:
         self._service, self._streams, self._config = service, streams, config
+        self._keeper = keeper
 
     async def ReportOwnership(
         self, request: pb.ReportOwnershipRequest, context: Any = None
@@ -170,6 +174,12 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         owned, held = await self._service.end_epoch(worker_id, epoch)
         return pb.EndWorkerEpochResponse(ownerships_lost=owned, leases_lost=held)
 
+    async def GetUsage(
+        self, request: pb.GetUsageRequest, context: Any = None
+    ) -> pb.GetUsageResponse:
+        """Say what the caller's tenant holds and has held."""
+        return codec.usage(await self._keeper.usage(caller().tenant_id))
+
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Any = None
     ) -> AsyncIterator[pb.ConnectResponse]:
@@ -181,7 +191,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         worker_id, epoch = decode.worker("hello.", first.hello.worker_id, first.hello.epoch)
         held = decode.handles("hello.held", first.hello.held, decode.MAX_INVENTORY)
         number = decode.stream_number("hello.number", first.hello.number)
-        stream = await self._streams.open(worker_id, epoch, number, held)
+        limit = decode.hold_limit("hello.hold_limit_blocks", first.hello.hold_limit_blocks)
+        stream = await self._streams.open(worker_id, epoch, number, held, limit)
         listening = asyncio.create_task(self._listen(incoming, stream))
         try:
             async for event in stream.events():

@@ -7,6 +7,7 @@ given that is older than the newest one known; naming a newer epoch first ends t
 ones, as `end_epoch` does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -104,6 +105,20 @@ class Granted:
     # Nothing was decided, since a report may still come; try again.
     pending: bool = False
     effects: Effects = NO_EFFECTS
+    # Nothing was decided: this tenant's limit is not known, or another transaction is just
+    # granting it a lease. Try again at once.
+    limit_of: str = ""
+    crowded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseQuota:
+    """How many leases tenants may have at once."""
+
+    # 0: any number; None: not known yet.
+    most: Callable[[str], int | None] = lambda _tenant_id: 0
+    # Also beside other transactions. What is not exact is decided at once.
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +191,9 @@ class Swept:
     effects: Effects
 
 
+_NO_QUOTA = LeaseQuota()
+
+
 class LeaseStore(Protocol):
     """Atomic transitions of ownerships, leases, epochs and commands."""
 
@@ -214,10 +232,17 @@ class LeaseStore(Protocol):
         ...
 
     async def hello(
-        self, worker_id: str, epoch: int, stream_id: str, number: int, held: list[Handle]
+        self,
+        worker_id: str,
+        epoch: int,
+        stream_id: str,
+        number: int,
+        held: list[Handle],
+        hold_limit_blocks: int = 0,
     ) -> Welcomed:
         """Make `stream_id` the worker's stream, its `number`-th, and believe its inventory.
 
+        `hold_limit_blocks` counts until its next hello or epoch; 0 is no limit.
         Live ownerships of the worker that are not in `held` are withdrawn. Held ones that
         have ended here are ordered to be freed, unless their read still drains.
 
@@ -234,8 +259,18 @@ class LeaseStore(Protocol):
         """
         ...
 
-    async def grant(self, order: GrantOrder, lease_id: str, *, final: bool) -> Granted:
+    async def grant(
+        self,
+        order: GrantOrder,
+        lease_id: str,
+        *,
+        final: bool,
+        quota: LeaseQuota = _NO_QUOTA,
+    ) -> Granted:
         """Give a lease, or refuse, and remember the answer under (tenant, request_id).
+
+        What else could be given is refused as OVER_QUOTA to a tenant that has as many live
+        leases as it may.
 
         Holds and unread leases whose time is over are ended first, swept or not. The same
         request again gets the same lease as it now is, or the same refusal.

@@ -1,12 +1,17 @@
 """The lease store over SQLAlchemy: SQLite for one process, PostgreSQL for replicas."""
 
+from collections.abc import Sequence
+
 from kvplane.db.database import Database
 from kvplane.lease.domain import LeaseConfig
-from kvplane.lease.sql import epochs, grants, holders, owners, queries, sweeping
+from kvplane.lease.holds import Stock, Usage
+from kvplane.lease.keeping import Bound, Hold
+from kvplane.lease.sql import epochs, grants, holders, keeping, owners, queries, sweeping
 from kvplane.lease.store import (
     Effects,
     Granted,
     GrantOrder,
+    LeaseQuota,
     LeaseRef,
     Listed,
     Page,
@@ -28,9 +33,11 @@ from kvplane.lease.values import (
     Payload,
 )
 
+_NO_QUOTA = LeaseQuota()
+
 
 class SqlLeaseStore:
-    """`LeaseStore`, each method one operation of `Database.run`."""
+    """`LeaseStore` and `HoldStore`, each method one operation of `Database.run`."""
 
     def __init__(self, database: Database, config: LeaseConfig) -> None:
         self._run = database.run
@@ -61,21 +68,38 @@ class SqlLeaseStore:
         return await self._run(lambda tx: owners.withdraw_handles(tx, worker_id, epoch, handles))
 
     async def hello(
-        self, worker_id: str, epoch: int, stream_id: str, number: int, held: list[Handle]
+        self,
+        worker_id: str,
+        epoch: int,
+        stream_id: str,
+        number: int,
+        held: list[Handle],
+        hold_limit_blocks: int = 0,
     ) -> Welcomed:
         """See `LeaseStore`."""
         return await self._run(
-            lambda tx: owners.hello(tx, worker_id, epoch, stream_id, number, held)
+            lambda tx: owners.hello(
+                tx, worker_id, epoch, stream_id, number, held, hold_limit_blocks
+            )
         )
 
     async def end_epoch(self, worker_id: str, current_epoch: int) -> tuple[int, int, Effects]:
         """See `LeaseStore`."""
         return await self._run(lambda tx: epochs.end_epoch(tx, worker_id, current_epoch))
 
-    async def grant(self, order: GrantOrder, lease_id: str, *, final: bool) -> Granted:
+    async def grant(
+        self,
+        order: GrantOrder,
+        lease_id: str,
+        *,
+        final: bool,
+        quota: LeaseQuota = _NO_QUOTA,
+    ) -> Granted:
         """See `LeaseStore`."""
         return await self._run(
-            lambda tx: grants.grant_lease(tx, self._config, order, lease_id, final=final)
+            lambda tx: grants.grant_lease(
+                tx, self._config, order, lease_id, final=final, quota=quota
+            )
         )
 
     async def begin_read(
@@ -138,6 +162,30 @@ class SqlLeaseStore:
     async def sweep(self, rows: int) -> Swept:
         """See `LeaseStore`."""
         return await self._run(lambda tx: sweeping.sweep(tx, self._config, rows))
+
+    async def stock(self) -> Stock:
+        """See `HoldStore`."""
+        return await self._read(keeping.stock)
+
+    async def count_held(self, counted: Stock) -> bool:
+        """See `HoldStore`."""
+        return await self._run(lambda tx: keeping.count_held(tx, counted))
+
+    async def usage(self, tenant_id: str) -> Usage:
+        """See `HoldStore`."""
+        return await self._read(lambda tx: keeping.usage(tx, tenant_id))
+
+    async def holds_on(self, worker_id: str) -> tuple[list[Hold], int]:
+        """See `HoldStore`."""
+        return await self._read(lambda tx: keeping.holds_on(tx, worker_id))
+
+    async def holds_of(self, tenant_id: str) -> tuple[list[Hold], int]:
+        """See `HoldStore`."""
+        return await self._read(lambda tx: keeping.holds_of(tx, tenant_id))
+
+    async def free_holds(self, bound: Bound, chosen: Sequence[Hold]) -> tuple[list[Hold], Effects]:
+        """See `HoldStore`."""
+        return await self._run(lambda tx: keeping.free_holds(tx, bound, chosen))
 
     async def purge(self, rows: int, retention_us: int) -> int:
         """See `LeaseStore`."""

@@ -92,10 +92,19 @@ class Streams:
         self._open: dict[str, Stream] = {}
         self._news = asyncio.Event()
 
-    async def open(self, worker_id: str, epoch: int, number: int, held: list[Handle]) -> Stream:
+    async def open(
+        self,
+        worker_id: str,
+        epoch: int,
+        number: int,
+        held: list[Handle],
+        hold_limit_blocks: int = 0,
+    ) -> Stream:
         """Welcome a worker; an older stream of it ends. Raises StaleEpoch, Unavailable."""
         stream = Stream(worker_id, epoch, self._ids.new("stream"))
-        welcomed = await self._store.hello(worker_id, epoch, stream.stream_id, number, held)
+        welcomed = await self._store.hello(
+            worker_id, epoch, stream.stream_id, number, held, hold_limit_blocks
+        )
         older = self._open.get(worker_id)
         if older is not None:
             self._end_replaced(older, epoch)

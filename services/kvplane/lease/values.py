@@ -38,6 +38,7 @@ class Refusal(IntEnum):
     INCOMPATIBLE = 4
     BELOW_THRESHOLD = 5
     OWNER_LOST = 6
+    OVER_QUOTA = 7
 
 
 class Outcome(IntEnum):
@@ -99,6 +100,8 @@ class Ownership:
     # The current lease, or "".
     lease_id: str = ""
     ended_us: int = 0
+    # Of the engine's pool, over all groups of its KV cache.
+    blocks: int = 0
 
     @property
     def live(self) -> bool:

@@ -49,7 +49,9 @@ def ensure_stream(tx: Tx, worker_id: str, stream_id: str) -> None:
         raise Unavailable("a newer stream of this worker has taken over")
 
 
-def begin_stream(tx: Tx, worker_id: str, stream_id: str, number: int) -> None:
+def begin_stream(
+    tx: Tx, worker_id: str, stream_id: str, number: int, hold_limit_blocks: int
+) -> None:
     """Make it the worker's stream; `ensure_epoch`, exclusive, comes first.
 
     Raises Unavailable for one that is no newer than the last. Its Hello was under way for
@@ -59,7 +61,9 @@ def begin_stream(tx: Tx, worker_id: str, stream_id: str, number: int) -> None:
     newer = update(worker_epochs).where(
         e.worker_id == worker_id, or_(e.stream_number < number, e.stream_id == stream_id)
     )
-    changed = tx.connection.execute(newer.values(stream_id=stream_id, stream_number=number))
+    changed = tx.connection.execute(
+        newer.values(stream_id=stream_id, stream_number=number, hold_limit_blocks=hold_limit_blocks)
+    )
     if not changed.rowcount:
         raise Unavailable("a newer stream of this worker has taken over")
 
@@ -73,7 +77,7 @@ def end_epoch(tx: Tx, worker_id: str, current_epoch: int) -> tuple[int, int, Eff
         tx.connection.execute(
             update(worker_epochs)
             .where(worker_epochs.c.worker_id == worker_id)
-            .values(epoch=current_epoch, stream_id="", stream_number=0)
+            .values(epoch=current_epoch, stream_id="", stream_number=0, hold_limit_blocks=0)
         )
     owned = set(
         tx.connection.scalars(
@@ -122,4 +126,11 @@ def _lock(tx: Tx, worker_id: str, *, exclusive: bool) -> int | None:
 
 
 def _add(tx: Tx, worker_id: str, epoch: int) -> None:
-    _INSERT.one(tx, worker_id=worker_id, epoch=epoch, stream_id="", stream_number=0)
+    _INSERT.one(
+        tx,
+        worker_id=worker_id,
+        epoch=epoch,
+        stream_id="",
+        stream_number=0,
+        hold_limit_blocks=0,
+    )

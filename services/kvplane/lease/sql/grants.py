@@ -1,6 +1,6 @@
 """Granting a lease, once for each idempotency key."""
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import String, bindparam, func, select, text
 
 from kvplane.db.database import Tx
 from kvplane.db.prepared import insert_ignore, prepared
@@ -10,9 +10,9 @@ from kvplane.lease.domain import LeaseConfig, clamp_ttl, expire, grant, newest_r
 from kvplane.lease.sql.epochs import ensure_epoch
 from kvplane.lease.sql.owners import newest_of_session
 from kvplane.lease.sql.sessions import free_outdated
-from kvplane.lease.sql.tables import lease_requests, leases, ownerships
+from kvplane.lease.sql.tables import LIVE_LEASE, lease_requests, leases, ownerships
 from kvplane.lease.sql.workspace import Workspace, load_payload
-from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder
+from kvplane.lease.store import NO_EFFECTS, Effects, Granted, GrantOrder, LeaseQuota
 from kvplane.lease.values import LeaseState, Ownership, OwnershipState, Payload, Refusal
 
 _R = lease_requests.c
@@ -26,10 +26,32 @@ _OWNER = prepared(
     select(ownerships.c.tenant_id).where(ownerships.c.ownership_id == bindparam("ownership_id"))
 )
 _LEASED = prepared(select(leases.c.ownership_id).where(leases.c.lease_id == bindparam("lease_id")))
+# One transaction at a time gives a tenant that has a limit leases. It is not waited for:
+# others in the same batch have locks already.
+_TRY_LOCK = prepared(
+    text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 1))").bindparams(
+        bindparam("key", type_=String)
+    )
+)
+_LIVE = prepared(
+    select(func.count())
+    .select_from(leases)
+    .where(
+        leases.c.tenant_id == bindparam("tenant_id"),
+        text(LIVE_LEASE),
+        leases.c.deadline_us > bindparam("now_us"),
+    )
+)
 
 
 def grant_lease(
-    tx: Tx, config: LeaseConfig, order: GrantOrder, lease_id: str, *, final: bool
+    tx: Tx,
+    config: LeaseConfig,
+    order: GrantOrder,
+    lease_id: str,
+    *,
+    final: bool,
+    quota: LeaseQuota,
 ) -> Granted:
     """See `LeaseStore.grant`."""
     tenant_id = _tenant(tx, order)
@@ -58,6 +80,17 @@ def grant_lease(
     )
     if isinstance(change, Refusal):
         return _refuse(tx, order, change, now_us, effects)
+    most = quota.most(tenant_id)
+    if most is None:
+        return Granted(
+            None, None, Payload(), None, now_us, pending=True, effects=effects, limit_of=tenant_id
+        )
+    if most and quota.exact and not _alone(tx, tenant_id):
+        return Granted(
+            None, None, Payload(), None, now_us, pending=True, effects=effects, crowded=True
+        )
+    if most and _LIVE.one(tx, tenant_id=tenant_id, now_us=now_us).scalar_one() >= most:
+        return _refuse(tx, order, Refusal.OVER_QUOTA, now_us, effects)
     if not _remember(tx, order, lease_id, 0, now_us):
         return _first_answer(tx, order)
     lease = change.lease
@@ -77,6 +110,14 @@ def _tenant(tx: Tx, order: GrantOrder) -> str:
     if order.tenant_id is None:
         return owner or ""
     return order.tenant_id
+
+
+def _alone(tx: Tx, tenant_id: str) -> bool:
+    """Tell whether no other transaction gives this tenant a lease until this one is over.
+
+    SQLite has one writer at a time in any case.
+    """
+    return not tx.is_postgres or bool(_TRY_LOCK.one(tx, key=tenant_id).scalar())
 
 
 def _lock_target(work: Workspace, order: GrantOrder) -> None:

@@ -117,11 +117,17 @@ def withdraw_handles(tx: Tx, worker_id: str, epoch: int, handles: list[Handle]) 
 
 
 def hello(
-    tx: Tx, worker_id: str, epoch: int, stream_id: str, number: int, held: list[Handle]
+    tx: Tx,
+    worker_id: str,
+    epoch: int,
+    stream_id: str,
+    number: int,
+    held: list[Handle],
+    hold_limit_blocks: int,
 ) -> Welcomed:
     """See `LeaseStore.hello`."""
     ended = ensure_epoch(tx, worker_id, epoch, exclusive=True)
-    begin_stream(tx, worker_id, stream_id, number)
+    begin_stream(tx, worker_id, stream_id, number, hold_limit_blocks)
     held_ids = {handle.ownership_id for handle in held}
     believed = set(
         tx.connection.scalars(

@@ -4,6 +4,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Index,
     Integer,
     LargeBinary,
@@ -15,6 +16,10 @@ from sqlalchemy import (
 from kvplane.db.metadata import metadata
 
 _ID = String(128)
+
+LIVE_OWNERSHIP = "state <= 2"
+OPEN_LEASE = "state <= 2 OR draining"
+LIVE_LEASE = "state <= 2"
 
 # An ownership's id is derived from the engine's and the request's, so it is unique among
 # all tenants and must stay so: the same blocks under two tenants would have two readers.
@@ -40,12 +45,21 @@ ownerships = Table(
     Column("fencing_token", BigInteger, nullable=False),
     Column("lease_id", _ID, nullable=False),
     Column("ended_us", BigInteger, nullable=False),
+    # Of the engine's pool, over all groups of its KV cache.
+    Column("blocks", BigInteger, nullable=False),
     Index(None, "tenant_id", "reported_us", "ownership_id"),
     Index(None, "tenant_id", "session_id", "state"),
     Index(None, "worker_id", "state"),
     Index(None, "state", "hold_deadline_us"),
     Index(None, "ended_us"),
-)
+    # All that the sums over what is held need, so that each sweep can make them.
+    Index(
+        "ix_ownerships_live",
+        "worker_id", "tenant_id", "num_tokens", "blocks", "reported_us",
+        sqlite_where=text(LIVE_OWNERSHIP),
+        postgresql_where=text(LIVE_OWNERSHIP),
+    ),
+)  # fmt: skip
 
 # Apart from the rest: these are large, are written once and read only for a read.
 ownership_payloads = Table(
@@ -55,8 +69,6 @@ ownership_payloads = Table(
     Column("params", LargeBinary, nullable=False),
     Column("digests", LargeBinary, nullable=False),
 )
-
-OPEN_LEASE = "state <= 2 OR draining"
 
 leases = Table(
     "leases",
@@ -82,6 +94,13 @@ leases = Table(
         "deadline_us",
         sqlite_where=text(OPEN_LEASE),
         postgresql_where=text(OPEN_LEASE),
+    ),
+    # For limits on them; renewals do not touch it.
+    Index(
+        "ix_leases_live_tenant_id",
+        "tenant_id",
+        sqlite_where=text(LIVE_LEASE),
+        postgresql_where=text(LIVE_LEASE),
     ),
     Index(None, "ended_us"),
 )
@@ -140,4 +159,15 @@ worker_epochs = Table(
     Column("stream_id", _ID, nullable=False),
     # The worker's own count of its streams in this epoch.
     Column("stream_number", BigInteger, nullable=False),
+    # What its last Hello in this epoch has said; 0: no limit.
+    Column("hold_limit_blocks", BigInteger, nullable=False, server_default="0"),
+)
+
+# What tenants have held over all time. The row of no tenant says until when that is counted.
+tenant_holds = Table(
+    "tenant_holds",
+    metadata,
+    Column("tenant_id", _ID, primary_key=True),
+    Column("held_token_seconds", Double, nullable=False),
+    Column("counted_until_us", BigInteger, nullable=False),
 )

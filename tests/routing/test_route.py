@@ -213,6 +213,23 @@ async def test_a_grant_on_what_the_reader_itself_holds_is_given_back(fake: One):
     assert len(fake.leases.releases) == 1
 
 
+@pytest.mark.parametrize(
+    "named", [("169.254.169.254", 5600), ("127.0.0.1", 5601), ("127.0.0.1", 0), ("", 5600)]
+)
+async def test_a_handle_that_names_another_side_channel_is_not_handed_out(fake: One, named):
+    """Right host and wrong port, too: a worker's word sends no reader to any place but its own."""
+    await pair(fake)
+    first = await fake.turn("r1")
+    fake.leases.hold(first.session_id, "d")
+    fake.leases.held[first.session_id].side_channel = named
+    answer = await fake.route("r2")
+    assert (answer.decision, reason(answer)) == (RECOMPUTE, "INCOMPATIBLE")
+    assert not answer.HasField("lease")
+    assert "lease_id" not in tag(answer.prefill_params)
+    await fake.part.leases.close()
+    assert len(fake.leases.releases) == 1
+
+
 async def test_one_worker_alone_does_it_all(fake: One):
     await fake.register("p", **PREFILL)
     alone = await fake.turn("r1")

@@ -35,6 +35,10 @@ log = structlog.get_logger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+# What a web page can have a browser send anywhere, without asking first.
+_FORMS: Final = frozenset(
+    {"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"}
+)
 _UNKNOWN_PATHS: Final = {
     404: "There is no such path.",
     405: "The path has other methods; see Allow.",
@@ -110,6 +114,8 @@ class Gateway:
 
     async def _read(self, http: web.Request, salt: str) -> ClientRequest:
         config = self._parts.config
+        if http.headers.get("Content-Type", "").partition(";")[0].strip().lower() in _FORMS:
+            raise Failure(415, "The request's body must be JSON: `Content-Type: application/json`.")
         try:
             async with asyncio.timeout(config.body_timeout_s):
                 raw = await http.read()

@@ -23,7 +23,8 @@ class EventSplitter:
 
     def __init__(self, max_event_bytes: int) -> None:
         self._limit = max_event_bytes
-        self._rest = b""
+        self._rest = bytearray()
+        # Of the rest, where no event can end.
         self._searched = 0
         self._after_cr = False
 
@@ -41,30 +42,34 @@ class EventSplitter:
             if chunk.startswith(b"\n"):
                 events.append(b"\n")
                 chunk = chunk[1:]
-        data = self._rest + chunk if self._rest else chunk
-        if b"\r" not in data:  # as all engines write: half the time of what follows
-            *whole, self._rest = data.split(b"\n\n")
+        if not self._rest and b"\r" not in chunk:  # as engines write: half the time
+            *whole, rest = chunk.split(b"\n\n")
             events += [event + b"\n\n" for event in whole]
-            return self._checked(events)
-        start, search = 0, max(0, self._searched - 3)
-        while (found := _EVENT_END.search(data, search)) is not None:
-            search = found.end()
-            events.append(data[start:search])
-            start = search
-        self._rest = data[start:]
-        self._after_cr = not self._rest and bool(events) and events[-1].endswith(b"\r")
-        return self._checked(events)
-
-    def _checked(self, events: list[bytes]) -> list[bytes]:
+            self._rest += rest
+        else:
+            events += self._add(chunk)
+            self._after_cr = not self._rest and bool(events) and events[-1].endswith(b"\r")
         self._searched = len(self._rest)
         if self._searched > self._limit:
             raise InvalidField("event", f"is longer than {self._limit} bytes")
         return events
 
+    def _add(self, chunk: bytes) -> list[bytes]:
+        """Look at what is new only: a long event of small pieces is not searched each time."""
+        self._rest += chunk
+        events: list[bytes] = []
+        start, search = 0, max(0, self._searched - 3)
+        while (found := _EVENT_END.search(self._rest, search)) is not None:
+            search = found.end()
+            events.append(bytes(self._rest[start:search]))
+            start = search
+        del self._rest[:start]
+        return events
+
     @property
     def rest(self) -> bytes:
         """The bytes of an event that has not ended."""
-        return self._rest
+        return bytes(self._rest)
 
 
 def event_data(event: bytes) -> bytes | None:

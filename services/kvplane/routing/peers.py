@@ -28,6 +28,7 @@ _REASONS = {
     lease_pb2.REFUSAL_REASON_INCOMPATIBLE: Reason.INCOMPATIBLE,
     lease_pb2.REFUSAL_REASON_BELOW_THRESHOLD: Reason.BELOW_THRESHOLD,
     lease_pb2.REFUSAL_REASON_OWNER_LOST: Reason.OWNER_LOST,
+    lease_pb2.REFUSAL_REASON_OVER_QUOTA: Reason.OVER_QUOTA,
 }
 
 
@@ -39,6 +40,8 @@ class Granted:
     owner_id: str
     owner_epoch: int
     held_tokens: int
+    # Host and port of the side channel, as the owner's handle has them.
+    side_channel: tuple[str, int]
 
 
 class SessionPeer:
@@ -51,7 +54,8 @@ class SessionPeer:
     async def begin_turn(self, request: session_pb2.BeginTurnRequest) -> Turn | None:
         """Open the turn; None when the registry is away or slow.
 
-        Raises what the caller must know: a bad field, a quota.
+        Raises what the caller must know: a bad field, a hard limit. Beyond a soft one the
+        turn has no session.
         """
         try:
             async with asyncio.timeout(self._bound_s):
@@ -132,7 +136,13 @@ class LeasePeer:
         if answer.lease.state != lease_pb2.LEASE_STATE_GRANTED:
             return _REASONS.get(answer.refusal_reason, Reason.NOTHING_HELD)
         owned = answer.ownership
-        return Granted(answer.lease, owned.worker_id, owned.epoch, owned.num_tokens)
+        return Granted(
+            answer.lease,
+            owned.worker_id,
+            owned.epoch,
+            owned.num_tokens,
+            (owned.params.remote_host, owned.params.remote_port),
+        )
 
     def give_back(self, lease: lease_pb2.Lease) -> None:
         """Release an unread lease, in the background; if that fails it soon expires."""

@@ -67,7 +67,11 @@ class Router:
 
     async def complete(self, tenant_id: str, turn: session_pb2.CompleteTurnRequest) -> None:
         """Stop counting a turn and close it. Raises what CompleteTurn raises."""
-        self._in_flight.remove((tenant_id, turn.session_id, turn.turn))
+        self._in_flight.remove(
+            _request_key(tenant_id, turn.request_id)
+            if turn.request_id
+            else (tenant_id, turn.session_id, turn.turn)
+        )
         await self._sessions.complete_turn(turn)
 
     async def _decide(
@@ -77,7 +81,11 @@ class Router:
         self._pool(request)  # nobody there: say so before a turn is opened
         turn = await self._sessions.begin_turn(
             session_pb2.BeginTurnRequest(
-                request_id=request.request_id, key=request.session, model=request.model
+                request_id=request.request_id,
+                key=request.session,
+                model=request.model,
+                prompt_tokens_estimate=request.prompt_tokens_estimate,
+                request_bytes=request.request_bytes,
             )
         )
         granted: Granted | None = None
@@ -193,6 +201,15 @@ class Router:
             owner = self._snapshots.get(granted.owner_id)
         if owner is None or owner.epoch != granted.owner_epoch or owner.worker_id in exclude:
             return Reason.OWNER_LOST
+        registered = (owner.profile.kv_host, owner.profile.kv_port)
+        if granted.side_channel != registered:
+            _log.warning(
+                "a worker's handle names a side channel that is not its own",
+                worker_id=owner.worker_id,
+                registered=registered,
+                named=granted.side_channel,
+            )
+            return Reason.INCOMPATIBLE
         return owner_obstacle(reader, owner)
 
     async def _keep(
@@ -235,6 +252,10 @@ def _attempt(request: routing_pb2.RouteRequest) -> str:
 
 
 def _turn_key(tenant_id: str, request: routing_pb2.RouteRequest, turn: Turn | None) -> TurnKey:
-    if turn is None:
-        return (tenant_id, f"request:{request.request_id}", 0)
+    if turn is None or not turn.session_id:
+        return _request_key(tenant_id, request.request_id)
     return (tenant_id, turn.session_id, turn.turn)
+
+
+def _request_key(tenant_id: str, request_id: str) -> TurnKey:
+    return (tenant_id, f"request:{request_id}", 0)

@@ -71,6 +71,11 @@ def kv_usage(manager: Any) -> float:
     return float(manager.usage) if manager is not None else 0.0
 
 
+def num_blocks(kv_cache_config: Any) -> int:
+    """Return how many blocks the engine's pool has, 0 where it does not say."""
+    return int(getattr(kv_cache_config, "num_blocks", None) or 0)
+
+
 def transfer_groups(kv_cache_config: Any) -> list[Any]:
     """Return the KV-cache groups that are transferred (0.21 transfers all)."""
     groups = getattr(kv_cache_config, "transfer_groups", None)

@@ -8,7 +8,7 @@ Each key of `PluginConfig` may be given; a wrong one stops the engine with its n
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -34,7 +34,8 @@ class PluginConfig:
     url: str  # this engine's HTTP address, as the gateway reaches it
     worker_id: str = ""  # stable over restarts; default: host:port of the url
     served_models: tuple[str, ...] = ()  # default: the engine's own
-    token: str | None = None  # default: KVPLANE_TOKEN, which no list of processes shows
+    # Default: KVPLANE_TOKEN, which no list of processes shows.
+    token: str | None = field(default=None, repr=False)
     # Mutual TLS with the control plane: these three, and the name in its certificates
     # where that is not in `control_plane`.
     ca_file: str = ""
@@ -45,6 +46,7 @@ class PluginConfig:
     grant_wait_seconds: float = AgentConfig.grant_wait_seconds
     read_limit_seconds: float = AgentConfig.read_limit_seconds
     lease_ttl_seconds: float = AgentConfig.lease_ttl_seconds
+    max_held_share: float = AgentConfig.max_held_share
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "PluginConfig":
@@ -52,10 +54,12 @@ class PluginConfig:
         block = extra.get("kvplane")
         if not isinstance(block, Mapping):
             raise ConfigError("kvplane", f"must be an object, such as {_EXAMPLE}")
-        known = {field.name: field for field in dataclasses.fields(cls)}
+        known = {each.name for each in dataclasses.fields(cls)}
         for key in block:
             if key not in known:
-                raise ConfigError(f"kvplane.{key}", f"unknown; known are {', '.join(known)}")
+                raise ConfigError(
+                    f"kvplane.{key}", f"unknown; known are {', '.join(sorted(known))}"
+                )
         for key in ("control_plane", "url"):
             if not block.get(key):
                 raise ConfigError(f"kvplane.{key}", f"must be set, such as {_EXAMPLE}")
@@ -81,6 +85,7 @@ class PluginConfig:
             grant_wait_seconds=self.grant_wait_seconds,
             read_limit_seconds=self.read_limit_seconds,
             lease_ttl_seconds=self.lease_ttl_seconds,
+            max_held_share=self.max_held_share,
         )
 
     def _tls(self) -> TlsFiles | None:
@@ -114,6 +119,9 @@ def _check(key: str, value: Any) -> None:
     elif key.endswith("_seconds"):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
             raise ConfigError(name, f"must be seconds above 0, at most 3600, not {value!r}")
+    elif key == "max_held_share":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise ConfigError(name, f"must be a number above 0, at most 1, not {value!r}")
     elif not isinstance(value, str) or not value:
         raise ConfigError(name, "must be a string, not empty")
 

@@ -53,7 +53,8 @@ class NixlConnector(_NixlConnector):  # type: ignore[misc]
     def _start(self, vllm_config: Any, kv_cache_config: Any, config: PluginConfig) -> None:
         nixl = self.connector_scheduler
         layout = self.get_required_kvcache_layout(vllm_config) or "default"
-        identity = identity_of(vllm_config, nixl, config, _vllm_version, layout)
+        blocks = compat.num_blocks(kv_cache_config)
+        identity = identity_of(vllm_config, nixl, config, _vllm_version, layout, blocks)
         self._agent = WorkerAgent(identity, config.agent())
         self._leases = LeaseScheduler(
             nixl,

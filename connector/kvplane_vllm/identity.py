@@ -11,7 +11,12 @@ _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
 
 def identity_of(
-    vllm_config: Any, nixl: Any, config: PluginConfig, version: str, kv_layout: str
+    vllm_config: Any,
+    nixl: Any,
+    config: PluginConfig,
+    version: str,
+    kv_layout: str,
+    num_blocks: int,
 ) -> WorkerIdentity:
     """Return what the worker registers as. One DP rank is one worker."""
     model = vllm_config.model_config
@@ -37,6 +42,7 @@ def identity_of(
         bidirectional=bool(nixl.is_bidirectional_kv_xfer_enabled),
         max_model_len=model.max_model_len,
         recompute_threshold=nixl.kv_recompute_threshold,
+        num_blocks=num_blocks,
     )
 
 

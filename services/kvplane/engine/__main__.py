@@ -148,6 +148,13 @@ def parser() -> argparse.ArgumentParser:
         default=_UNDER_LEASES.grant_wait_s,
         help="under leases: seconds that a decode waits for a lease",
     )
+    add(
+        "--max-held-share",
+        type=float,
+        default=_UNDER_LEASES.max_held_share,
+        help="under leases: share of the blocks that may be held after requests; beyond that "
+        "the cheapest holds are freed",
+    )
     add("--debug", action="store_true", help="serve /debug: faults, freezing, state")
     add(
         "--log-level",
@@ -169,6 +176,8 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
     ):  # fmt: skip
         if getattr(args, name) < 0:
             raise SystemExit(f"--{name.replace('_', '-')}: must not be negative")
+    if not 0 < args.max_held_share <= 1:
+        raise SystemExit("--max-held-share: must be above 0 and at most 1")
     return EngineConfig(
         model=args.model,
         revision=args.revision,
@@ -221,6 +230,7 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
         read_limit_s=args.read_limit,
         begin_wait_s=args.begin_wait,
         grant_wait_s=args.grant_wait,
+        max_held_share=args.max_held_share,
     )
 
 

@@ -39,6 +39,8 @@ class ControlPlane:
     # How long a request waits for leave to read: under the router's lease, or for one.
     begin_wait_s: float = 0.3
     grant_wait_s: float = 0.5
+    # Of its blocks that may be held after requests; beyond that the cheapest are freed.
+    max_held_share: float = 0.75
 
 
 async def run(
@@ -115,6 +117,7 @@ def _agent(engine: Engine, control_plane: ControlPlane, url: str, clock: Clock) 
         bidirectional=config.bidirectional,
         max_model_len=config.max_model_len,
         recompute_threshold=config.kv_recompute_threshold,
+        num_blocks=config.num_blocks,
     )
     return WorkerAgent(
         identity,
@@ -126,6 +129,7 @@ def _agent(engine: Engine, control_plane: ControlPlane, url: str, clock: Clock) 
             begin_wait_seconds=control_plane.begin_wait_s,
             grant_wait_seconds=control_plane.grant_wait_s,
             read_limit_seconds=control_plane.read_limit_s,
+            max_held_share=control_plane.max_held_share,
         ),
         clock,
     )

@@ -178,6 +178,7 @@ class Control:
             epoch=epoch,
             held=self._holdings.handles(),
             number=self._streams,
+            hold_limit_blocks=self._holdings.limit_blocks,
         )
         outbox.put_nowait(lease.ConnectRequest(hello=hello))
         self._outbox = outbox

@@ -223,6 +223,12 @@ class Holdings:
         with self._lock:
             return [self.handle(ident) for ident in self._items]
 
+    @property
+    def limit_blocks(self) -> int:
+        """How many blocks may be held, 0 where the engine's number is not known."""
+        blocks = self._identity.num_blocks
+        return max(int(blocks * self._config.max_held_share), 1) if blocks else 0
+
     def handle(self, request_id: str) -> lease.OwnedHandle:
         """Return a request's name."""
         return lease.OwnedHandle(engine_id=self._identity.engine_id, request_id=request_id)

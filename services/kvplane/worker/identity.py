@@ -37,6 +37,7 @@ class WorkerIdentity:
     bidirectional: bool = True
     max_model_len: int = 0
     recompute_threshold: int = 64  # tokens
+    num_blocks: int = 0  # of its pool; 0: unknown
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -100,5 +101,6 @@ class AgentConfig:
     grant_wait_seconds: float = 0.5  # for a grant by handle, with the wait for its report
     read_limit_seconds: float = 30.0  # a read that takes longer is given up
     lease_ttl_seconds: float = 10.0
+    max_held_share: float = 0.75  # of its blocks that may be held; the cheapest beyond are freed
     hold_margin_seconds: float = 1.0  # an engine holds longer than it reports, by this
     call_timeout_seconds: float = 2.0

@@ -54,12 +54,10 @@ class PluginConfig:
         block = extra.get("kvplane")
         if not isinstance(block, Mapping):
             raise ConfigError("kvplane", f"must be an object, such as {_EXAMPLE}")
-        known = {each.name for each in dataclasses.fields(cls)}
+        known = [each.name for each in dataclasses.fields(cls)]
         for key in block:
             if key not in known:
-                raise ConfigError(
-                    f"kvplane.{key}", f"unknown; known are {', '.join(sorted(known))}"
-                )
+                raise ConfigError(f"kvplane.{key}", f"unknown; known are {', '.join(known)}")
         for key in ("control_plane", "url"):
             if not block.get(key):
                 raise ConfigError(f"kvplane.{key}", f"must be set, such as {_EXAMPLE}")

@@ -1,9 +1,12 @@
 """The ``kvplane`` block: each wrong key is named, with the fix."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kvplane_vllm.config import ConfigError, PluginConfig
+from tls.authority import Authority, write
 
 GOOD = {"control_plane": "127.0.0.1:7700", "url": "http://10.0.0.7:8100"}
 
@@ -48,6 +51,9 @@ def test_the_workers_name_comes_from_its_url() -> None:
         ("begin_wait_seconds", "1"),
         ("lease_ttl_seconds", True),
         ("token", ""),
+        ("ca_file", ""),
+        ("cert_file", 7),
+        ("server_name", ""),
     ],
 )
 def test_a_wrong_value_is_named(key: str, value: Any) -> None:
@@ -71,3 +77,34 @@ def test_a_missing_key_is_named(key: str) -> None:
     block = {k: v for k, v in GOOD.items() if k != key}
     with pytest.raises(ConfigError, match=rf"kvplane\.{key}: must be set"):
         PluginConfig.parse({"kvplane": block})
+
+
+def test_a_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody on the machine can read a command line."""
+    monkeypatch.setenv("KVPLANE_TOKEN", "kvp_secret")
+    assert parse().agent().token == "kvp_secret"
+    assert parse(token="kvp_other").agent().token == "kvp_other"
+    monkeypatch.delenv("KVPLANE_TOKEN")
+    assert parse().agent().token is None
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "kvp_secret" not in repr(parse(token="kvp_secret"))
+    assert "kvp_secret" not in repr(parse(token="kvp_secret").agent())
+
+
+def test_files_of_mutual_tls(tmp_path: Path) -> None:
+    files = write(tmp_path, Authority().issue("kvplane:worker/gpu-7"), "kvplane.internal")
+    keys = dataclasses.asdict(files)
+    assert parse(**keys).agent().tls == files
+    assert parse().agent().tls is None
+
+    with pytest.raises(ConfigError, match=r"kvplane\.key_file: must be set: ca_file, cert_file"):
+        parse(**{key: value for key, value in keys.items() if key != "key_file"}).agent()
+    with pytest.raises(ConfigError, match=r"kvplane\.server_name: needs ca_file"):
+        parse(server_name="kvplane.internal").agent()
+    with pytest.raises(ConfigError, match=r"kvplane\.ca_file: /nowhere: No such file"):
+        parse(**{**keys, "ca_file": "/nowhere"}).agent()
+    write(tmp_path, dataclasses.replace(Authority().issue(), key=Authority().issue().key))
+    with pytest.raises(ConfigError, match=r"kvplane\.key_file: .* is not the key of"):
+        parse(**keys).agent()

@@ -37,7 +37,9 @@ class Plane:
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     folder = tmp_path_factory.mktemp("dev")
-    with running("dev", "--port", "0", "--gateway-port", "0", cwd=folder) as dev:
+    # Nobody beats for the workers, however long the tests take.
+    patient = {"KVPLANE_ROUTING_WORKER_TIMEOUT_S": "600"}
+    with running("dev", "--port", "0", "--gateway-port", "0", cwd=folder, **patient) as dev:
         made = Plane(dev.wait_for(r"gRPC +(127\.0\.0\.1:\d+)")[1])
         dev.wait_for('"message":"ready"')
         asyncio.run(_fill(made))

@@ -132,9 +132,9 @@ def test_config_version_and_migrate(tmp_path):
     behind = kvplane("migrate", "status", *database, cwd=tmp_path)
     assert (behind.returncode, behind.stdout) == (1, "")
     assert behind.stderr == "kvplane: the database has no schema yet: run `kvplane migrate up`\n"
-    assert kvplane("migrate", "up", *database, cwd=tmp_path).stdout == "the schema is at 0002\n"
+    assert kvplane("migrate", "up", *database, cwd=tmp_path).stdout == "the schema is at 0005\n"
     right = kvplane("migrate", "status", *database, cwd=tmp_path)
-    assert (right.returncode, right.stdout) == (0, "up to date at 0002\n")
+    assert (right.returncode, right.stdout) == (0, "up to date at 0005\n")
     wrong = kvplane("migrate", "down", "nowhere", *database, cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("kvplane: revision: ")

@@ -231,7 +231,7 @@ def test_with_api_keys_a_service_asks_the_session_service_whose_they_are(tmp_pat
         for service in (session, lease):
             service.wait_for('"message":"ready"')
         assert ask("tenants", "create", "acme", token="between-us").returncode == 0
-        made = ask("tenants", "key", "create", "acme", "--json", token="between-us")
+        made = ask("keys", "create", "acme", "--json", token="between-us")
         secret = json.loads(made.stdout)["secret"]
         good = ask("leases", "list", token=secret)
         assert (good.returncode, good.stdout) == (0, "")

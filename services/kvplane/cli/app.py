@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvplane.cli import leases, migrate, sessions, tenants, workers
+from kvplane.cli import audit, keys, leases, migrate, quotas, sessions, tenants, workers
 
 app = typer.Typer(
     name="kvplane",
@@ -21,6 +21,9 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(leases.app, name="leases")
 app.add_typer(leases.ownerships, name="ownerships")
 app.add_typer(tenants.app, name="tenants")
+app.add_typer(keys.app, name="keys")
+app.add_typer(quotas.app, name="quotas")
+app.add_typer(audit.app, name="audit")
 
 Config = Annotated[
     Path | None,
@@ -51,7 +54,9 @@ def dev(
 def serve(
     service: Annotated[
         Literal["session", "lease", "routing", "gateway"],
-        typer.Argument(help="session also serves tenants, routing also serves workers."),
+        typer.Argument(
+            help="session also serves tenants and the audit, routing also serves workers."
+        ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,

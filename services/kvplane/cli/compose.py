@@ -11,7 +11,7 @@ from kvplane.audit.service import AuditLog
 from kvplane.client import tls
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.client.keys import Keys
-from kvplane.client.quotas import QuotaBook
+from kvplane.client.quotas import QuotaBook, QuotaSource
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
 from kvplane.kernel.errors import InvalidField
@@ -45,19 +45,18 @@ class Assembly:
         config = config_of(AuditConfig, "audit", self.settings.audit)
         self.audit_log = audit_main.log(self.database, self.clock, config)
 
-    def lease(self) -> LeaseApi:
+    def lease(self, quotas: QuotaSource) -> LeaseApi:
         """Add the lease service."""
         config = config_of(LeaseConfig, "lease", self.settings.lease)
-        part = lease_main.build(self.database, self.clock, config)
+        part = lease_main.build(self.database, self.clock, config, quotas=quotas)
         self.parts.append(part)
         servicer = audited(part.servicer, self.audit_log, "LeaseService")
         self.servicers["LeaseService"] = servicer
         return servicer
 
-    def session(self, leases: LeaseApi) -> SessionApi:
+    def session(self, leases: LeaseApi, quotas: QuotaSource) -> SessionApi:
         """Add the session service."""
         config = config_of(SessionConfig, "session", self.settings.session)
-        quotas = QuotaBook(self.tenant(), self.clock)
         part = session_main.build(self.database, self.clock, leases, config, quotas=quotas)
         self.parts.append(part)
         servicer = audited(part.servicer, self.audit_log, "SessionService")
@@ -65,10 +64,7 @@ class Assembly:
         return servicer
 
     def tenant(self) -> TenantApi:
-        """Add the tenant service, once; return it."""
-        if "TenantService" in self.servicers:
-            added: TenantApi = self.servicers["TenantService"]
-            return added
+        """Add the tenant service."""
         part = tenant_main.build(self.database, self.clock)
         self.parts.append(part)
         servicer = audited(part.servicer, self.audit_log, "TenantService")
@@ -158,11 +154,11 @@ def service(name: str, settings: Settings, clock: Clock) -> GrpcProcess:
     peers = Peers(settings)
     tenants = peers.tenants()
     if name == "session":
-        made.session(peers.leases())
         tenants = made.tenant()
+        made.session(peers.leases(), QuotaBook(tenants, clock))
         made.audit()
     elif name == "lease":
-        made.lease()
+        made.lease(QuotaBook(tenants, clock))
     else:
         made.routing(peers.leases(), peers.sessions())
     return made.process(tenants, PORTS[name])

@@ -8,6 +8,7 @@ from sqlalchemy import make_url
 from kvplane import client
 from kvplane.cli.banner import dev_banner
 from kvplane.cli.compose import PORTS, Assembly, Peers
+from kvplane.client.quotas import QuotaBook
 from kvplane.db.database import Database
 from kvplane.gateway import main as gateway_main
 from kvplane.gateway.config import GatewayConfig, static_workers_from_json
@@ -66,9 +67,10 @@ class DevProcess:
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         made = Assembly(settings, clock, Database(settings.database.url, clock))
-        leases = made.lease()
-        sessions = made.session(leases)
         tenants = made.tenant()
+        quotas = QuotaBook(tenants, clock)
+        leases = made.lease(quotas)
+        sessions = made.session(leases, quotas)
         made.audit()
         routing, workers = made.routing(leases, sessions)
         self._settings = settings

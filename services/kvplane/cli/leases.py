@@ -4,7 +4,19 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplane.cli.remote import Json, Limit, Remote, Server, Tenant, Token, call, enum_value, pages
+from kvplane.cli.remote import (
+    Json,
+    Limit,
+    Remote,
+    Server,
+    Tenant,
+    Token,
+    Yes,
+    call,
+    enum_value,
+    pages,
+    sure,
+)
 
 app = typer.Typer(no_args_is_help=True, help="See and revoke the readers' leases.")
 ownerships = typer.Typer(no_args_is_help=True, help="See what the workers hold.")
@@ -92,6 +104,7 @@ def get_lease(
 @app.command("revoke")
 def revoke_lease(
     lease_id: LeaseId,
+    yes: Yes = False,
     server: Server = None,
     tenant: Tenant = "default",
     token: Token = None,
@@ -99,6 +112,8 @@ def revoke_lease(
 ) -> None:
     """Take a lease away. A read that runs is let finish before the owner frees."""
     from kvplane.api.lease.v1 import lease_pb2 as pb
+
+    sure(f"Revoke lease {lease_id}? Its reader computes instead.", yes)
 
     async def work(remote: Remote) -> None:
         answer = await remote.leases().RevokeLease(pb.RevokeLeaseRequest(lease_id=lease_id))

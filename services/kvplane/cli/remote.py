@@ -1,19 +1,24 @@
 """What all commands that ask a server share: options, the call, errors, pages."""
 
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from kvplane.client.tls import TlsFiles
     from kvplane.kernel.errors import KvplaneError
 
 DEFAULT_SERVER = "127.0.0.1:7700"
 _TIMEOUT = 3.0
 _PAGE = 1000
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])\Z")
 
 Server = Annotated[
     str | None,
@@ -35,6 +40,7 @@ Token = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Limit = Annotated[int, typer.Option(help="At most so many rows.", min=1)]
 
 
@@ -42,6 +48,46 @@ def fail(message: str, code: int = 1) -> NoReturn:
     """End with one line on stderr. Code 2: the user must change what was typed or set."""
     sys.stderr.write(f"kvplane: {message}\n")
     raise typer.Exit(code)
+
+
+def sure(question: str, yes: bool) -> None:
+    """Ask before what cannot be taken back.
+
+    Ends with code 1 when the answer is no, with 2 where nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("this cannot be taken back, and there is no terminal to ask at: add --yes", 2)
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        fail("nothing was done")
+
+
+def seconds_of(text: str, option: str) -> int:
+    """Return the seconds of a duration such as ``90d``; ends with code 2 otherwise."""
+    found = _DURATION.match(text)
+    if found is None:
+        fail(f"{option}: use a number and s, m, h or d, such as 90d, not {text!r}", 2)
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def moment_of(text: str, option: str) -> "datetime":
+    """Return a time: ISO 8601, UTC where it does not say, or so long ago; or end with code 2."""
+    from datetime import UTC, datetime
+
+    from kvplane.kernel.clock import SystemClock
+
+    try:
+        if _DURATION.match(text):
+            past = SystemClock().now_us() / 1e6 - seconds_of(text, option)
+            return datetime.fromtimestamp(past, UTC)
+        moment = datetime.fromisoformat(text)
+        # Refuses those that are in no year from 1 to 9999 in UTC.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        fail(f"{option}: use a time such as 2030-01-31T12:00Z, or 7d for so long ago", 2)
 
 
 def address_of(service: str, server: str | None) -> str:
@@ -88,6 +134,12 @@ class Remote:
         from kvplane import client
 
         return client.tenant_api(self._at("session"), **self._options)
+
+    def audit(self) -> Any:
+        """Return the audit service's client."""
+        from kvplane import client
+
+        return client.audit_api(self._at("session"), **self._options)
 
     def workers(self) -> Any:
         """Return the worker registry's client."""

@@ -11,10 +11,12 @@ from kvplane.cli.remote import (
     Server,
     Tenant,
     Token,
+    Yes,
     call,
     enum_value,
     fail,
     pages,
+    sure,
 )
 
 app = typer.Typer(no_args_is_help=True, help="See and end conversations.")
@@ -91,6 +93,7 @@ def get_session(
 def end_session(
     session_id: SessionId = "",
     name: Name = "",
+    yes: Yes = False,
     server: Server = None,
     tenant: Tenant = "default",
     token: Token = None,
@@ -100,6 +103,7 @@ def end_session(
     from kvplane.api.session.v1 import session_pb2 as pb
 
     _one_of(session_id, name)
+    sure(f"End session {session_id or name}? What is held for it is freed.", yes)
 
     async def work(remote: Remote) -> None:
         request = pb.EndSessionRequest(session_id=session_id, name=name)

@@ -4,11 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplane.cli.remote import Json, Limit, Remote, Server, Token, call, pages
+from kvplane.cli.remote import Json, Limit, Remote, Server, Token, Yes, call, pages, sure
 
-app = typer.Typer(no_args_is_help=True, help="Make tenants and their API keys.")
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
-app.add_typer(keys, name="key")
+app = typer.Typer(no_args_is_help=True, help="Make tenants and see what they use.")
 
 TenantId = Annotated[str, typer.Argument(help="The tenant's id.")]
 
@@ -61,63 +59,58 @@ def list_tenants(
     call(server, "default", token, work)
 
 
-@keys.command("create")
-def create_key(
+@app.command("get")
+def get_tenant(
     tenant_id: TenantId, server: Server = None, token: Token = None, as_json: Json = False
 ) -> None:
-    """Make an API key and print it, this once."""
+    """Show one tenant."""
     from kvplane.api.tenant.v1 import tenant_pb2 as pb
+
+    async def work(remote: Remote) -> None:
+        request = pb.GetTenantRequest(tenant_id=tenant_id)
+        _show((await remote.tenants().GetTenant(request)).tenant, as_json)
+
+    call(server, "default", token, work)
+
+
+@app.command("usage")
+def show_usage(
+    tenant_id: TenantId, server: Server = None, token: Token = None, as_json: Json = False
+) -> None:
+    """Show what a tenant has used, and what is held for it now."""
+    from kvplane.api.lease.v1 import lease_pb2
+    from kvplane.api.session.v1 import session_pb2
     from kvplane.cli.output import show_fields, show_json
     from kvplane.cli.plain import plain
 
     async def work(remote: Remote) -> None:
-        answer = await remote.tenants().CreateApiKey(pb.CreateApiKeyRequest(tenant_id=tenant_id))
-        found = plain(answer.api_key)
-        if as_json:
-            show_json({**found, "secret": answer.secret})
-            return
-        shown = {"key_id": found["key_id"], "tenant_id": found["tenant_id"]}
-        show_fields({**shown, "secret": answer.secret})
-        typer.echo("Keep the secret now: it is not shown again.", err=True)
+        used = await remote.sessions().GetUsage(session_pb2.GetUsageRequest())
+        held = await remote.leases().GetUsage(lease_pb2.GetUsageRequest())
+        found = {"tenant_id": tenant_id, **plain(used), **plain(held)}
+        (show_json if as_json else show_fields)(found)
 
-    call(server, "default", token, work)
+    call(server, tenant_id, token, work)
 
 
-@keys.command("list")
-def list_keys(
-    tenant_id: TenantId, server: Server = None, token: Token = None, as_json: Json = False
-) -> None:
-    """List a tenant's API keys, without their secrets."""
-    from kvplane.api.tenant.v1 import tenant_pb2 as pb
-    from kvplane.cli.output import show_json, show_table
-    from kvplane.cli.plain import plain
-
-    async def work(remote: Remote) -> None:
-        answer = await remote.tenants().ListApiKeys(pb.ListApiKeysRequest(tenant_id=tenant_id))
-        found = [plain(item) for item in answer.api_keys]
-        if as_json:
-            show_json(found)
-            return
-        rows = [(x["key_id"], f"{x['prefix']}…", x["create_time"], x["revoke_time"]) for x in found]
-        columns = ("key", "begins with", "made", "revoked")
-        show_table(columns, rows, f"no keys: `kvplane tenants key create {tenant_id}`")
-
-    call(server, "default", token, work)
-
-
-@keys.command("revoke")
-def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="The key's id, as `key list` shows it.")],
+@app.command("rotate-salt")
+def rotate_salt(
+    tenant_id: TenantId,
+    yes: Yes = False,
     server: Server = None,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Revoke an API key; servers may believe it for a few seconds more."""
+    """Give a tenant a new, empty space in the engines' prefix caches.
+
+    What the engines have cached for it is not found again: its prompts are computed anew.
+    """
     from kvplane.api.tenant.v1 import tenant_pb2 as pb
 
+    sure(f"Forget what the engines have cached for tenant {tenant_id}?", yes)
+
     async def work(remote: Remote) -> None:
-        answer = await remote.tenants().RevokeApiKey(pb.RevokeApiKeyRequest(key_id=key_id))
-        _show(answer.api_key, as_json)
+        request = pb.RotateCacheSaltRequest(tenant_id=tenant_id)
+        _show((await remote.tenants().RotateCacheSalt(request)).tenant, as_json)
 
     call(server, "default", token, work)
 

@@ -4,7 +4,19 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplane.cli.remote import Json, Limit, Remote, Server, Tenant, Token, call, enum_value, pages
+from kvplane.cli.remote import (
+    Json,
+    Limit,
+    Remote,
+    Server,
+    Tenant,
+    Token,
+    Yes,
+    call,
+    enum_value,
+    pages,
+    sure,
+)
 
 app = typer.Typer(no_args_is_help=True, help="See and drain the engines.")
 
@@ -94,12 +106,14 @@ def get_worker(
 @app.command("drain")
 def drain_worker(
     worker_id: WorkerId,
+    yes: Yes = False,
     server: Server = None,
     tenant: Tenant = "default",
     token: Token = None,
     as_json: Json = False,
 ) -> None:
     """Send no new turns to a worker; its sessions move."""
+    sure(f"Drain worker {worker_id}? Its sessions move to others.", yes)
     _drain(worker_id, False, server, tenant, token, as_json)
 
 

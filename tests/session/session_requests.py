@@ -11,9 +11,17 @@ CANCELLED = pb.TURN_OUTCOME_CANCELLED
 FAILED = pb.TURN_OUTCOME_FAILED
 
 
-def begin(request_id="r", name="", history=(), model="m") -> pb.BeginTurnRequest:
+def begin(
+    request_id="r", name="", history=(), model="m", *, tokens=0, size=0
+) -> pb.BeginTurnRequest:
     key = pb.SessionKey(name=name, history=history)
-    return pb.BeginTurnRequest(request_id=request_id, key=key, model=model)
+    return pb.BeginTurnRequest(
+        request_id=request_id,
+        key=key,
+        model=model,
+        prompt_tokens_estimate=tokens,
+        request_bytes=size,
+    )
 
 
 def complete(begun: pb.BeginTurnResponse, outcome=OK, **more) -> pb.CompleteTurnRequest:

@@ -15,17 +15,22 @@ from kvplane.kernel.errors import PermissionDenied
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "security-setup.md").read_text()
 
 
-async def test_they_work_as_written(
-    serve: Callable[..., Any], channels: Channels, tmp_path: Path
-) -> None:
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Where the page's commands have left what they made."""
     script = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)[0]
     done = subprocess.run(
         ["sh", "-e", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    return tmp_path
 
+
+async def test_they_work_as_written(
+    serve: Callable[..., Any], channels: Channels, made: Path
+) -> None:
     def files(name: str) -> TlsFiles:
-        paths = (tmp_path / each for each in ("ca.pem", f"{name}.pem", f"{name}-key.pem"))
+        paths = (made / each for each in ("ca.pem", f"{name}.pem", f"{name}-key.pem"))
         return TlsFiles(*map(str, paths))
 
     server = await serve(load(files("lease")))

@@ -93,11 +93,7 @@ class AuthSettings(Section):
 
 
 class TlsSettings(Section):
-    """Mutual TLS between services, workers and operators: all three files, or none.
-
-    Replaced files hold for new connections, without a restart. /metrics and /healthz stay
-    plain HTTP. See security-setup.md.
-    """
+    """Mutual TLS, see [security-setup.md](security-setup.md): all three files, or none."""
 
     ca_file: str = Field("", description="PEM file of the CAs whose certificates are believed.")
     cert_file: str = Field(

@@ -444,6 +444,8 @@ class Bench:
 
     async def start(self, **config):
         config.setdefault("refresh_interval_s", 0.05)
+        # What goes on in the background is not waited for, once a test has seen what it wants.
+        config.setdefault("drain_s", 0.5)
         control = self.control
         self.gateway = build(
             control, control, control, control, GatewayConfig(**config), tenants=control

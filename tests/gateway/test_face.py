@@ -53,7 +53,7 @@ async def test_nesting_without_end_is_the_clients_mistake(bench):
     for depth in (300, 2000):
         body = {"model": "tiny", "messages": MESSAGES, "x": 0}
         deep = json.dumps(body).replace(": 0", ": " + "[" * depth + "]" * depth)
-        async with bench.http.post("/v1/chat/completions", data=deep) as response:
+        async with bench.http.post("/v1/chat/completions", data=deep.encode()) as response:
             assert response.status == 400
             assert (await response.json())["error"]["param"] == "body"
 

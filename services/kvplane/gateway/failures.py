@@ -48,25 +48,28 @@ class Failure(Exception):
 
     def response(self, headers: Mapping[str, str] | None = None) -> web.Response:
         """Return it as an HTTP answer."""
-        sent = dict(headers or {})
-        if self.retry_after is not None:
-            sent["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
-        if self.status == 401:
-            sent["WWW-Authenticate"] = "Bearer"
         return web.Response(
             status=self.status,
             body=orjson.dumps({"error": self.error}),
             content_type="application/json",
-            headers=sent,
+            headers=self._headers(headers or {}),
         )
 
     def raw(self, headers: Mapping[str, str]) -> bytes:
         """Return it as the last bytes of a connection that no request was read from."""
         body = orjson.dumps({"error": self.error})
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"{name}: {value}" for name, value in self._headers(headers).items()]
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
+
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        sent = dict(headers)
+        if self.retry_after is not None:
+            sent["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            sent["WWW-Authenticate"] = "Bearer"
+        return sent
 
     def event(self) -> bytes:
         """Return it as an event of a stream."""

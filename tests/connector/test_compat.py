@@ -25,6 +25,12 @@ def test_failed_reads_are_found_by_their_blocks(invalid: set[int] | None, failed
     assert compat.failed_reads(output, Blocks()) == failed
 
 
+def test_an_engine_that_does_not_say_how_many_blocks_it_has() -> None:
+    assert compat.num_blocks(SimpleNamespace(num_blocks=1234)) == 1234
+    assert compat.num_blocks(SimpleNamespace(num_blocks=None)) == 0
+    assert compat.num_blocks(SimpleNamespace()) == 0
+
+
 class Group:
     """A group of 0.21: it cannot give blocks out without freeing them."""
 

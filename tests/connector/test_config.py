@@ -54,6 +54,9 @@ def test_the_workers_name_comes_from_its_url() -> None:
         ("ca_file", ""),
         ("cert_file", 7),
         ("server_name", ""),
+        ("max_held_share", 0),
+        ("max_held_share", 1.1),
+        ("max_held_share", True),
     ],
 )
 def test_a_wrong_value_is_named(key: str, value: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.duration_pb2 import Duration
 from kvplane.api.lease.v1 import lease_pb2 as pb
+from kvplane.client.quotas import NoQuotas, QuotaSource
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock, FakeClock, SystemClock
 from kvplane.kernel.context import Caller, set_caller
@@ -81,15 +82,20 @@ class Plane:
         times = {
             name: getattr(plain, name) * self.unit
             for name in ("ttl_s", "min_ttl_s", "max_ttl_s", "margin_s", "restart_grace_s",
-                         "retention_s", "sweep_interval_s", "tick_interval_s", "sweep_slack_s")
+                         "retention_s", "sweep_interval_s", "tick_interval_s", "sweep_slack_s",
+                         "handover_s", "return_half_life_s")
         }  # fmt: skip
         own = {n: v * self.unit if n.endswith("_s") else v for n, v in units.items()}
         return replace(plain, **(times | own))
 
-    def replica(self, clock: Clock | None = None, **units: float) -> Replica:
+    def replica(
+        self, clock: Clock | None = None, quotas: QuotaSource | None = None, **units: float
+    ) -> Replica:
         database = Database(self.url, clock or self.clock)
         self.databases.append(database)
-        part = build(database, clock or self.clock, self.config(**units))
+        part = build(
+            database, clock or self.clock, self.config(**units), quotas=quotas or NoQuotas()
+        )
         self.parts.append(part)
         return Replica(self, part, database)
 

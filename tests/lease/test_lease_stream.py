@@ -277,6 +277,10 @@ async def test_a_wrong_message_ends_the_stream(sqlite: Plane, message, field: st
             {"hello": pb.Hello(worker_id="d1", epoch=1, held=[pb.OwnedHandle(engine_id="e")])},
             r"hello\.held\[0\]\.request_id",
         ),
+        (
+            {"hello": pb.Hello(worker_id="d1", epoch=1, number=1, hold_limit_blocks=-1)},
+            r"hello\.hold_limit_blocks",
+        ),
     ],
 )
 async def test_the_first_message_must_be_a_good_hello(sqlite: Plane, hello, field: str):

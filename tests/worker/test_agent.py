@@ -46,6 +46,14 @@ def test_a_report_says_what_is_held(plane: PlaneThread, make_agent: Make) -> Non
     assert not owned.params.extra_json  # our own key stays out of the handle
 
 
+@pytest.mark.parametrize(("blocks", "share", "limit"), [(100, 0.75, 75), (1, 0.5, 1), (0, 0.5, 0)])
+def test_hello_says_how_many_blocks_may_be_held(
+    plane: PlaneThread, make_agent: Make, blocks: int, share: float, limit: int
+) -> None:
+    make_agent("d", identity={"num_blocks": blocks}, max_held_share=share)
+    assert [hello.hold_limit_blocks for hello in plane.plane.hellos] == [limit]
+
+
 def test_what_nobody_can_come_back_to_is_freed_and_not_reported(
     plane: PlaneThread, make_agent: Make
 ) -> None:

@@ -85,7 +85,7 @@ class Keeper:
             if effects.commanded:
                 self._streams.look()
             freed += done
-            if len(done) < len(batch):  # enough, or others were at it: the next round sees
+            if not done:  # it is enough by now, or another replica frees the same
                 break
         FREED.labels(reason).inc(len(freed))
         return freed

@@ -59,9 +59,15 @@ _LOCK_FOR_RENEWAL = Prepared(
         .with_for_update(of=leases)
     )
 )
-_OWNERSHIP_OF = Prepared(
+# Whose leases they are not are not even looked at, so that they cost what unknown ids do.
+_OWNERSHIPS_OF_HOLDER = Prepared(
     lambda is_postgres: select(_L.lease_id, _L.ownership_id).where(
-        is_listed(_L.lease_id, is_postgres)
+        is_listed(_L.lease_id, is_postgres), _L.holder_worker_id == bindparam("worker_id")
+    )
+)
+_OWNERSHIP_OF_TENANT = prepared(
+    select(_L.lease_id, _L.ownership_id).where(
+        _L.lease_id == bindparam("lease_id"), _L.tenant_id == bindparam("tenant_id")
     )
 )
 
@@ -70,7 +76,8 @@ def begin(
     tx: Tx, config: LeaseConfig, ref: LeaseRef, holder: Holder, ttl_us: int
 ) -> tuple[Lease, Ownership, Payload, int]:
     """See `LeaseStore.begin_read`."""
-    work, lease, own = _lock_one(tx, ref.lease_id)
+    found = _ownerships_of(tx, holder, [ref.lease_id])
+    work, lease, own = _lock_one(tx, ref.lease_id, found)
     now_us = tx.now_us()
     reading = begin_read(
         own,
@@ -130,7 +137,7 @@ def release_many(
     tx: Tx, holder: Holder, refs: list[LeaseRef]
 ) -> tuple[list[LeaseState | None], Effects]:
     """See `LeaseStore.release`."""
-    owned_by = _ownerships_of(tx, [ref.lease_id for ref in refs])
+    owned_by = _ownerships_of(tx, holder, [ref.lease_id for ref in refs])
     work = Workspace(tx)
     work.lock(owned_by.values(), owned_by)
     now_us = tx.now_us()
@@ -150,9 +157,8 @@ def release_many(
 
 def revoke_one(tx: Tx, tenant_id: str, lease_id: str) -> tuple[Lease, int, Effects]:
     """See `LeaseStore.revoke`."""
-    work, lease, own = _lock_one(tx, lease_id)
-    if lease.tenant_id != tenant_id:
-        raise NotFound("lease", lease_id)
+    rows = _OWNERSHIP_OF_TENANT.one(tx, lease_id=lease_id, tenant_id=tenant_id)
+    work, lease, own = _lock_one(tx, lease_id, {row[0]: row[1] for row in rows})
     now_us = tx.now_us()
     work.apply(revoke(own, lease, now_us))
     effects = work.flush(now_us)
@@ -205,9 +211,11 @@ def _ask_to_hold(tx: Tx, short: set[str], now_us: int, until_us: int) -> Effects
     return Effects(commanded=frozenset(row["worker_id"] for row in rows))
 
 
-def _lock_one(tx: Tx, lease_id: str) -> tuple[Workspace, Lease, Ownership]:
+def _lock_one(tx: Tx, lease_id: str, found: dict[str, str]) -> tuple[Workspace, Lease, Ownership]:
+    """Lock a lease and its ownership. Raises NotFound when it was not `found`."""
     work = Workspace(tx)
-    work.lock(_ownerships_of(tx, [lease_id]).values(), [lease_id])
+    if found:
+        work.lock(found.values(), found)
     lease = work.leases.get(lease_id)
     own = work.ownerships.get(lease.ownership_id) if lease is not None else None
     if lease is None or own is None:
@@ -219,9 +227,9 @@ def _is_of(lease: Lease, ref: LeaseRef, holder: Holder) -> bool:
     return lease.held_by(holder) and lease.fencing_token == ref.fencing_token
 
 
-def _ownerships_of(tx: Tx, lease_ids: list[str]) -> dict[str, str]:
-    """Return the ownership id of each lease that exists; it never changes."""
-    rows = _OWNERSHIP_OF.one(tx, ids=id_list(tx, lease_ids))
+def _ownerships_of(tx: Tx, holder: Holder, lease_ids: list[str]) -> dict[str, str]:
+    """Return the ownership id of each lease of a worker; it never changes."""
+    rows = _OWNERSHIPS_OF_HOLDER.one(tx, ids=id_list(tx, lease_ids), worker_id=holder.worker_id)
     return {row[0]: row[1] for row in rows}
 
 

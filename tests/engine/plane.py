@@ -72,6 +72,7 @@ class ControlPlane:
 async def _serve(url: str, port: int) -> None:
     from kvplane.cli.compose import Assembly
     from kvplane.cli.serve import flags, settings_or_exit
+    from kvplane.client.quotas import QuotaBook
     from kvplane.db import migrate
     from kvplane.db.database import Database
 
@@ -79,9 +80,11 @@ async def _serve(url: str, port: int) -> None:
     await migrate.upgrade(url)
     clock = SystemClock()
     made = Assembly(settings, clock, Database(url, clock))
-    leases = made.lease()
-    made.routing(leases, made.session(leases))
-    process = made.process(made.tenant(), port)
+    tenants = made.tenant()
+    quotas = QuotaBook(tenants, clock)
+    leases = made.lease(quotas)
+    made.routing(leases, made.session(leases, quotas))
+    process = made.process(tenants, port)
     await process.start()
     await clock.sleep(3600)
 

@@ -14,6 +14,7 @@ from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.cli.compose import Assembly
 from kvplane.client import KvplaneClient
 from kvplane.client.kv_params import extra
+from kvplane.client.quotas import QuotaBook
 from kvplane.db.database import Database
 from kvplane.db.migrate import upgrade
 from kvplane.kernel.clock import SystemClock
@@ -56,9 +57,11 @@ class Services:
                 }
             )
             made = Assembly(settings, clock, Database(self._url, clock))
-            leases = made.lease()
-            made.routing(leases, made.session(leases))
-            process = made.process(made.tenant(), 0)
+            tenants = made.tenant()
+            quotas = QuotaBook(tenants, clock)
+            leases = made.lease(quotas)
+            made.routing(leases, made.session(leases, quotas))
+            process = made.process(tenants, 0)
             await process.start()
             self.port = process.port
             async with KvplaneClient(f"127.0.0.1:{self.port}", timeout=5) as self.client:

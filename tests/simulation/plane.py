@@ -46,7 +46,7 @@ class Replica:
     ) -> None:
         self._loop, self._network, self._store = loop, network, store
         self.index, self._lease, self._routing, self._session = index, lease, routing, session
-        self._lives = 0
+        self._lives = self.freed = 0
         self.clock = SimClock(loop, 0.0)
         self.process = Process("none")
         self.server: Server | None = None
@@ -103,7 +103,7 @@ class Replica:
         """
         store = self._store
         service, sessions, registry = lease.service, session.service, routing.registry
-        sweep, purge = service.sweep, service.purge
+        sweep, purge, keep = service.sweep, service.purge, lease.keeper.keep
         session_sweep, registry_sweep = sessions.sweep, registry.sweep
         retention_us = round(self._lease.retention_s * 1e6)
 
@@ -123,6 +123,11 @@ class Replica:
             old = now - retention_us
             return await purge() if await due(_PURGE_DUE, now, old, old) else 0
 
+        async def lease_keep() -> int:
+            freed = await keep() if await due(_KEEPING_DUE) else 0
+            self.freed += freed
+            return freed
+
         async def sweep_sessions() -> None:
             now = store.clock.now_us()
             if await due(_SESSIONS_DUE, now, now):
@@ -134,6 +139,7 @@ class Replica:
                 await registry_sweep()
 
         service.sweep, service.purge = lease_sweep, lease_purge
+        lease.keeper.keep = lease_keep
         sessions.sweep = sweep_sessions
         registry.sweep = sweep_workers
 
@@ -146,6 +152,10 @@ _PURGE_DUE = (
     "SELECT 1 FROM lease_commands WHERE expire_us <= ?"
     " UNION ALL SELECT 1 FROM leases WHERE ended_us BETWEEN 1 AND ?"
     " UNION ALL SELECT 1 FROM ownerships WHERE ended_us BETWEEN 1 AND ? LIMIT 1"
+)
+_KEEPING_DUE = (
+    "SELECT 1 FROM worker_epochs e WHERE hold_limit_blocks > 0 AND hold_limit_blocks <"
+    " (SELECT sum(blocks) FROM ownerships o WHERE state <= 2 AND o.worker_id = e.worker_id) LIMIT 1"
 )
 _SESSIONS_DUE = (
     "SELECT 1 FROM sessions WHERE free_due_us <= ? UNION ALL"

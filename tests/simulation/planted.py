@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from kvplane.lease import domain
+from kvplane.lease import domain, keeping
 from kvplane.lease.domain import Change, LeaseState, Outcome, OwnershipState
 from kvplane.lease.sql import epochs, grants, holders, owners, sessions, sweeping
+from kvplane.lease.sql import keeping as sql_keeping
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS
 from kvplane.lease.values import Lease
@@ -347,6 +348,19 @@ def free_now_never_sent() -> AbstractContextManager[Any]:
     return patch.object(Workspace, "order_free", lambda self, own, epoch: None)
 
 
+def keeper_frees_readers() -> AbstractContextManager[Any]:
+    """A worker short of blocks frees what is cheapest, whoever reads it."""
+
+    def free(own: Any, _lease: Any, now_us: int) -> Any:
+        return Change(domain._ended(own, OwnershipState.RELEASED, now_us), free_now=True)
+
+    return _all(
+        everywhere(keeping.may_go, lambda hold, now_us, config: True),
+        patch.object(sql_keeping, "_is_idle", lambda own: own.live),
+        patch.object(sql_keeping, "free", free),
+    )
+
+
 PLANTED: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -357,7 +371,7 @@ PLANTED: dict[str, Plant] = {
         lost_holder_not_drained, late_read_used, newer_turn_frees_readers,
         hold_without_margin, any_holder_releases, no_slack,
         late_report_of_ended_session_held, newer_turn_frees_nothing, outdated_turn_held_again,
-        free_now_never_sent,
+        free_now_never_sent, keeper_frees_readers,
     )
 }  # fmt: skip
 

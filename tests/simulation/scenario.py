@@ -83,6 +83,7 @@ class Scenario:
     clocks: tuple[float, ...] = ()  # how wrong each replica's wall clock is
     replica_rates: tuple[float, ...] = ()  # how fast each one's monotonic clock runs
     worker_rates: tuple[float, ...] = ()
+    held_share: float = 0.0  # of a worker's blocks that may be held; 0: all
 
     def only(self, kept: set[str]) -> "Scenario":
         """Return the part of it that is named: ``f3`` for faults, ``o7`` for ops."""
@@ -102,7 +103,8 @@ class Scenario:
         """Return the story in words."""
         lines = [
             f"{self.replicas} replicas, workers {self.workers}, {self.num_blocks} blocks,"
-            f" hold {self.hold_s} s, lease {self.ttl_s} s, clocks run at"
+            f" {self.held_share} of them held at most, hold {self.hold_s} s,"
+            f" lease {self.ttl_s} s, clocks run at"
             f" {[round(rate, 3) for rate in self.replica_rates + self.worker_rates]}"
         ]
         for talk in self.conversations:
@@ -145,6 +147,7 @@ def draw(seed: int) -> Scenario:
         clocks=tuple(rng.choice((0.0, rng.uniform(-9.0, 9.0))) for _ in range(replicas)),
         replica_rates=_rates(seed, "replicas", replicas),
         worker_rates=_rates(seed, "workers", len(workers)),
+        held_share=_held_share(seed),
     )
     if rng.random() < 0.08:
         return scenario  # a quiet day
@@ -157,6 +160,12 @@ def draw(seed: int) -> Scenario:
         kind = rng.choices(kinds, weights)[0]
         faults.append(_fault(rng, kind, scenario, len(faults)))
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _held_share(seed: int) -> float:
+    """Return how much of its blocks a worker lets be held: less than users want in every third."""
+    rng = random.Random(f"held share {seed}")
+    return rng.choice((0.15, 0.3, 0.5)) if rng.random() < 1 / 3 else 0.0
 
 
 def _rates(seed: int, whose: str, count: int) -> tuple[float, ...]:

@@ -96,6 +96,7 @@ class Worker:
             block_size=BLOCK,
             engine_version=self.kind,
             recompute_threshold=BLOCK,
+            num_blocks=self._shape[0] if self._config.max_held_share else 0,
         )
         agent: Any = PlainAgent()
         if self._network is not None:

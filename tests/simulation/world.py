@@ -78,6 +78,7 @@ class World:
         agent = AgentConfig(
             routing="r:1", lease="l:1", lease_ttl_seconds=scenario.ttl_s,
             hold_margin_seconds=_HOLD_MARGIN_S, read_limit_seconds=20.0,
+            max_held_share=scenario.held_share,
         )  # fmt: skip
         self.workers = [
             Worker(
@@ -101,6 +102,7 @@ class World:
             ttl_s=scenario.ttl_s, min_ttl_s=0.5, margin_s=_MARGIN_S,
             sweep_interval_s=scenario.sweep_s,
             restart_grace_s=scenario.ttl_s, tick_interval_s=1.5, poll_interval_s=0.8,
+            handover_s=2.0,
         )  # fmt: skip
         routing = RoutingConfig(
             heartbeat_interval_s=2.0, worker_timeout_s=4.5, sweep_interval_s=1.0
@@ -221,6 +223,7 @@ class World:
                 query = f"SELECT state, count(*) FROM {table} GROUP BY state"
                 for state, count in self.store.select(query):
                     kinds[f"{table} {states(state).name}"] = count
+        kinds["freed by the keeper"] = sum(replica.freed for replica in self.replicas)
         return kinds
 
     # -- faults -------------------------------------------------------------------

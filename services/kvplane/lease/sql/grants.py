@@ -89,7 +89,7 @@ def grant_lease(
         return Granted(
             None, None, Payload(), None, now_us, pending=True, effects=effects, crowded=True
         )
-    if most and _LIVE.one(tx, tenant_id=tenant_id, now_us=now_us).scalar_one() >= most:
+    if most and (_LIVE.one(tx, tenant_id=tenant_id, now_us=now_us).scalar() or 0) >= most:
         return _refuse(tx, order, Refusal.OVER_QUOTA, now_us, effects)
     if not _remember(tx, order, lease_id, 0, now_us):
         return _first_answer(tx, order)

@@ -34,7 +34,7 @@ from kvplane.lease.sql.tables import (
 )
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import Effects
-from kvplane.lease.values import OwnershipState
+from kvplane.lease.values import Ownership, OwnershipState
 
 # The row of tenant_holds that says until when all others count.
 _NOBODY = ""
@@ -169,9 +169,8 @@ def count_held(tx: Tx, counted: Stock) -> bool:
 
 def usage(tx: Tx, tenant_id: str) -> Usage:
     """See `HoldStore.usage`."""
-    tokens, blocks = _OF_TENANT.one(tx, tenant_id=tenant_id).one()
     return Usage(
-        held=Amount(tokens, blocks),
+        held=_held(tx, Bound(tenant_id=tenant_id)),
         live_leases=_LEASES_OF.one(tx, tenant_id=tenant_id).scalar() or 0,
         held_token_seconds=_HELD_SECONDS.one(tx, tenant_id=tenant_id).scalar() or 0.0,
     )
@@ -192,21 +191,31 @@ def free_holds(tx: Tx, bound: Bound, chosen: Sequence[Hold]) -> tuple[list[Hold]
     work = Workspace(tx)
     work.lock(hold.ownership_id for hold in chosen)
     # After the locks: who had them may have freed as much.
-    if bound.worker_id:
-        held = Amount(*_ON_WORKER.one(tx, worker_id=bound.worker_id).one())
-    else:
-        held = Amount(*_OF_TENANT.one(tx, tenant_id=bound.tenant_id).one())
+    held = _held(tx, bound)
     now_us = tx.now_us()
     freed = []
     for hold in chosen:
         if not bound.excess(held).some:
             break
         own = work.ownerships.get(hold.ownership_id)
-        if own is not None and own.state is OwnershipState.HELD:
+        if own is not None and _is_idle(own):
             work.apply(free(own, None, now_us))
             held -= hold.amount
             freed.append(hold)
     return freed, work.flush(now_us)
+
+
+def _is_idle(own: Ownership) -> bool:
+    """Tell whether nobody reads it or may begin to: it may have been leased since the choice."""
+    return own.state is OwnershipState.HELD
+
+
+def _held(tx: Tx, bound: Bound) -> Amount:
+    if bound.worker_id:
+        [(tokens, blocks)] = _ON_WORKER.one(tx, worker_id=bound.worker_id)
+    else:
+        [(tokens, blocks)] = _OF_TENANT.one(tx, tenant_id=bound.tenant_id)
+    return Amount(tokens, blocks)
 
 
 def _holds(tx: Tx, query: Select[Any]) -> tuple[list[Hold], int]:

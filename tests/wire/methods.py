@@ -8,6 +8,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from kvplane.api.audit.v1 import audit_pb2
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.routing.v1 import routing_pb2
 from kvplane.api.session.v1 import session_pb2
@@ -47,7 +48,7 @@ class Method:
 
 METHODS: Final = {
     method.short: method
-    for module in (lease_pb2, routing_pb2, session_pb2, tenant_pb2)
+    for module in (audit_pb2, lease_pb2, routing_pb2, session_pb2, tenant_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for descriptor in service.methods
     for method in [Method(service.name, descriptor.name, descriptor)]

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from kvplane.cli.compose import Assembly
 from kvplane.client.channels import MAX_MESSAGE_BYTES
+from kvplane.client.quotas import QuotaBook
 from kvplane.db.database import Database
 from kvplane.gateway import main as gateway_main
 from kvplane.gateway.config import GatewayConfig
@@ -161,9 +162,11 @@ async def running_on(
     )
     clock = FakeClock()
     made = Assembly(settings, clock, Database(settings.database.url, clock))
-    leases = made.lease()
-    sessions = made.session(leases)
     tenants = made.tenant()
+    quotas = QuotaBook(tenants, clock)
+    leases = made.lease(quotas)
+    sessions = made.session(leases, quotas)
+    made.audit()
     routing, workers = made.routing(leases, sessions)
     # As Assembly.process does, but for metrics of its own: there may be several here.
     process = GrpcProcess(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from kvplane.api.audit.v1 import audit_pb2 as audit
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
@@ -260,6 +261,7 @@ RIGHT: Final[dict[str, Right]] = {
         session_id=s.session_id, hold=Duration(seconds=900)
     ),
     "LeaseService/FreeSession": lambda s: lease.FreeSessionRequest(session_id=s.session_id),
+    "LeaseService/GetUsage": lambda s: lease.GetUsageRequest(),
     "LeaseService/EndWorkerEpoch": lambda s: lease.EndWorkerEpochRequest(
         worker_id=s.decode, current_epoch=2
     ),
@@ -311,6 +313,7 @@ RIGHT: Final[dict[str, Right]] = {
         model=MODEL,
     ),
     "SessionService/CompleteTurn": _turn,
+    "SessionService/GetUsage": lambda s: session.GetUsageRequest(),
     "TenantService/CreateTenant": lambda s: tenant.CreateTenantRequest(
         tenant_id=f"new-{s.tag}", display_name="New"
     ),
@@ -320,4 +323,15 @@ RIGHT: Final[dict[str, Right]] = {
     "TenantService/ListApiKeys": lambda s: tenant.ListApiKeysRequest(tenant_id=s.tenant),
     "TenantService/RevokeApiKey": lambda s: tenant.RevokeApiKeyRequest(key_id=s.key_id),
     "TenantService/ResolveApiKey": lambda s: tenant.ResolveApiKeyRequest(secret=s.secret),
+    "TenantService/GetQuotas": lambda s: tenant.GetQuotasRequest(tenant_id=s.tenant),
+    "TenantService/SetQuotas": lambda s: tenant.SetQuotasRequest(
+        tenant_id=s.tenant,
+        quotas=tenant.Quotas(
+            soft=tenant.Limits(sessions=1000), hard=tenant.Limits(tokens_per_second=1e9)
+        ),
+    ),
+    "TenantService/RotateCacheSalt": lambda s: tenant.RotateCacheSaltRequest(tenant_id=s.tenant),
+    "AuditService/ListAuditEvents": lambda s: audit.ListAuditEventsRequest(
+        tenant_id=s.tenant, actor="local", action="TenantService/CreateApiKey", page_size=10
+    ),
 }  # fmt: skip

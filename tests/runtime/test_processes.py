@@ -240,7 +240,7 @@ def test_with_api_keys_a_service_asks_the_session_service_whose_they_are(tmp_pat
         assert wrong.stderr.endswith("(pass it with --token or KVPLANE_TOKEN)\n")
         denied = ask("tenants", "create", "bolt", token=secret)
         assert denied.returncode == 1
-        assert "internal token" in denied.stderr
+        assert "CreateTenant is for operator" in denied.stderr
         logged = [json.loads(line) for line in lease.err.read_text().splitlines()]
         assert [c["tenant"] for c in logged if c.get("code") == "OK"] == ["acme"]
 

@@ -54,6 +54,13 @@ spin:
 simulate: setup ## Search SEEDS interleavings with faults for a broken invariant
 	@cd tests && $(abspath $(BIN))/python -m simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
+# How long `make fuzz` searches, in seconds.
+FUZZ_SECONDS ?= 600
+
+.PHONY: fuzz
+fuzz: setup ## Odd input at all RPCs and endpoints for FUZZ_SECONDS; counts go to build/fuzz
+	@cd tests && GRPC_VERBOSITY=ERROR $(abspath $(BIN))/python -m fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
+
 .PHONY: lint
 lint: setup ## Style, types, layers, protos, generated files
 	$(BIN)/ruff check --no-cache

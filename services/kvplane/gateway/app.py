@@ -231,9 +231,12 @@ def _request_id(http: web.Request) -> str:
     return f"{prefix}-{secrets.token_hex(8)}"
 
 
-async def _unsigned(_http: web.Request, response: web.StreamResponse) -> None:
-    """Say nothing of what serves here, and in which version."""
+async def _unsigned(http: web.Request, response: web.StreamResponse) -> None:
+    """Say nothing of what serves here, and in which version; but which request this answers."""
     response.headers["Server"] = SERVER
+    request_id = http.get(_REQUEST_ID)
+    if request_id is not None:
+        response.headers.setdefault("X-Request-Id", request_id)
 
 
 def _last(http: web.Request) -> str | None:

@@ -1,0 +1,1 @@
+"""Random input at every RPC and every endpoint, with its consequences looked at."""

@@ -123,7 +123,9 @@ def begin_turns(
         todo = {i: wish for i, wish in todo.items() if not without.has(i)}
     if todo:
         targets, locked = _targets(tx, tenant_id, list(todo.values()), config, gate, without)
-        if tx.is_postgres:  # another replica may have answered while we waited for the locks
+        # Another replica may have answered while we waited for the locks; a tenant's own row
+        # was locked before we looked.
+        if tx.is_postgres and gate is None:
             known |= _known_turns(tx, tenant_id, todo.keys())
         now_us = tx.now_us()
         open_turns = _count_open(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from kvplane.db.database import Tx
 from kvplane.db.prepared import Prepared, id_list, insert_ignore, is_listed, prepared
@@ -21,7 +21,16 @@ _USED: Final = ("at_us", "soft_requests", "soft_tokens", "hard_requests", "hard_
 _SETTLED: Final = ("settled_tokens", "settled_unheld_tokens")
 _COLUMNS: Final = tuple(tenant_rates.c[name] for name in (*_USED, *_SETTLED))
 
-_LOCK = prepared(select(*_COLUMNS).where(tenant_rates.c.tenant_id == IN_TENANT).with_for_update())
+# A tenant's replicas wait for one another here. All lock in one order, so a long wait is no
+# deadlock, and PostgreSQL is told so before it takes the lock.
+_IS_PATIENT: Final = func.set_config("lock_timeout", "1500", True).is_not(None)
+_LOCK = Prepared(
+    lambda is_postgres: (
+        select(*_COLUMNS)
+        .where(tenant_rates.c.tenant_id == IN_TENANT, *((_IS_PATIENT,) if is_postgres else ()))
+        .with_for_update()
+    )
+)
 _NEW = insert_ignore(tenant_rates)
 _SAVE = prepared(
     update(tenant_rates)

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvplane.cli import compose
 from kvplane.cli.app import app
 from kvplane.client import TlsFiles
 from kvplane.engine import __main__ as engine
-from kvplane.runtime.settings import WrongSettings, load
 from typer.testing import CliRunner
 
 from tls.authority import Authority
@@ -114,27 +112,20 @@ async def test_nobody_listens_beyond_this_machine_without_credentials(
     assert "auth.internal_token (KVPLANE_AUTH_INTERNAL_TOKEN): must be set for mode api_key" in told
 
 
-async def test_a_service_with_wrong_files_does_not_start(run: Run, certificate: Any) -> None:
+@pytest.mark.parametrize("command", [("serve", "lease"), ("serve", "gateway"), ("dev",)])
+async def test_what_has_wrong_files_does_not_start(
+    run: Run, certificate: Any, command: tuple[str, ...]
+) -> None:
     given = certificate("kvplane:service/lease")
-    serve = ("serve", "lease", "--port", "0")
-    code, told = await run(*serve, **given)
+    code, told = await run(*command, **given)
     assert code == 2
     assert "tls.ca_file: who calls would not be looked at; set auth.mode" in told
     given = {**given, "KVPLANE_AUTH_MODE": "api_key"}
-    code, told = await run(*serve, **{**given, "KVPLANE_TLS_KEY_FILE": ""})
+    code, told = await run(*command, **{**given, "KVPLANE_TLS_KEY_FILE": ""})
     assert code == 2
     assert "tls.key_file (KVPLANE_TLS_KEY_FILE): must be set" in told
-    with pytest.raises(WrongSettings, match=r"^tls\.key_file: /nowhere: No such file"):
-        compose.Peers(
-            load(
-                auth={"mode": "api_key"},
-                tls={
-                    "ca_file": given["KVPLANE_TLS_CA_FILE"],
-                    "cert_file": given["KVPLANE_TLS_CERT_FILE"],
-                    "key_file": "/nowhere",
-                },
-            )
-        )
+    code, told = await run(*command, **{**given, "KVPLANE_TLS_KEY_FILE": "/nowhere"})
+    assert (code, told) == (2, "kvplane: tls.key_file: /nowhere: No such file or directory\n")
 
 
 def test_the_reference_engine_takes_options_or_variables(

@@ -192,11 +192,20 @@ async def test_a_server_that_is_not_believed_is_not_asked(
             await api(server, channels, tls).GetLease(GET)
 
 
-async def test_replicas_need_a_name(channels: Channels, authority: Authority, files: Files) -> None:
+async def test_replicas_need_a_name(
+    serve: Serve, channels: Channels, authority: Authority, files: Files
+) -> None:
+    hosts = ("kvplane.internal",)
+    servers = [await serve(authority.issue("kvplane:service/x", hosts=hosts)) for _ in range(2)]
+    address = ",".join(server.address for server in servers)
     pem = authority.issue("kvplane:service/y")
     with pytest.raises(InvalidField, match="server_name: must be set for several addresses"):
-        channels.get("127.0.0.1:1,127.0.0.2:1", files(pem))
-    channels.get("127.0.0.1:1,127.0.0.2:1", files(pem, server_name="localhost"))
+        channels.get(address, files(pem))
+    tls = files(pem, server_name="kvplane.internal")
+    remote = lease_api(address, channels=channels, tls=tls)
+    async with asyncio.timeout(5):
+        while not all(server.leases.callers for server in servers):
+            await remote.GetLease(GET)
 
 
 async def test_one_side_without_tls_is_told(

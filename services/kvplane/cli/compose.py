@@ -8,20 +8,18 @@ from kvplane.audit import main as audit_main
 from kvplane.audit.audited import audited
 from kvplane.audit.domain import AuditConfig
 from kvplane.audit.service import AuditLog
-from kvplane.client import tls
 from kvplane.client.api import LeaseApi, RoutingApi, SessionApi, TenantApi, WorkerApi
 from kvplane.client.keys import Keys
 from kvplane.client.quotas import QuotaBook, QuotaSource
 from kvplane.db.database import Database
 from kvplane.kernel.clock import Clock
-from kvplane.kernel.errors import InvalidField
 from kvplane.lease import main as lease_main
 from kvplane.lease.domain import LeaseConfig
 from kvplane.routing import main as routing_main
 from kvplane.routing.domain import RoutingConfig
 from kvplane.runtime.auth import ApiKeys, Authenticator, TrustedNetwork
 from kvplane.runtime.process import GrpcProcess, Part
-from kvplane.runtime.settings import Settings, WrongSettings, config_of
+from kvplane.runtime.settings import Settings, config_of
 from kvplane.session import main as session_main
 from kvplane.session.domain import SessionConfig
 from kvplane.tenant import main as tenant_main
@@ -104,17 +102,10 @@ class Peers:
     """The services of other processes, at the addresses of the settings."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises WrongSettings for a wrong file of `tls`."""
         self._settings = settings
-        files = settings.tls.files()
-        if files is not None:
-            try:
-                tls.load(files)
-            except InvalidField as error:
-                raise WrongSettings([f"tls.{error.message}"]) from None
         self._options: dict[str, Any] = {
             "token": settings.auth.internal_token.get_secret_value() or None,
-            "tls": files,
+            "tls": settings.tls.files(),
         }
 
     def leases(self) -> LeaseApi:

@@ -50,6 +50,7 @@ def run_dev(
     for name, host in (("grpc.host", settings.grpc.host), ("gateway.host", settings.gateway.host)):
         if not _is_loopback(host):
             fail(f"{name}: `kvplane dev` is for this machine only; use 127.0.0.1, not {host}", 2)
+    _check_who_may_call(settings, "grpc")
 
     async def main() -> None:
         from kvplane.cli.front import DevProcess
@@ -82,15 +83,22 @@ def _run(settings: Settings, name: str, main: Callable[[], Coroutine[Any, Any, N
 
 
 def _check_who_may_call(settings: Settings, section: str) -> None:
-    """End with code 2 where everybody could do everything, or certificates would not count."""
-    if settings.auth.mode != "none":
-        return
+    """End with code 2 where anybody could do anything, or certificates are not of use."""
+    from kvplane.client.tls import load as load_tls
+    from kvplane.kernel.errors import InvalidField
+
     host = getattr(settings, section).host
     how = "set auth.mode (KVPLANE_AUTH_MODE) to api_key"
-    if not _is_loopback(host):
+    files = settings.tls.files()
+    if settings.auth.mode == "none" and not _is_loopback(host):
         fail(f"{section}.host: on {host} everybody could do everything; {how}", 2)
-    if settings.tls.files() is not None:
+    if settings.auth.mode == "none" and files is not None:
         fail(f"tls.ca_file: who calls would not be looked at; {how}", 2)
+    try:
+        if files is not None:
+            load_tls(files)
+    except InvalidField as error:
+        fail(f"tls.{error.message}", 2)
 
 
 def _is_loopback(host: str) -> bool:

@@ -144,6 +144,8 @@ class FakeSessions(Breakable):
         super().__init__()
         self.begun: list[session_pb2.BeginTurnRequest] = []
         self.completed: list[session_pb2.CompleteTurnRequest] = []
+        # The soft limit that everybody is beyond.
+        self.over_quota = ""
         self._turns: dict[tuple[str, str], session_pb2.BeginTurnResponse] = {}
         self._sessions: dict[tuple[str, str], session_pb2.Session] = {}
         self._well: dict[str, bool] = {}
@@ -151,6 +153,8 @@ class FakeSessions(Breakable):
     async def BeginTurn(self, request, /):
         self.begun.append(request)
         await self._answer()
+        if self.over_quota:
+            return session_pb2.BeginTurnResponse(over_quota=self.over_quota)
         tenant = caller().tenant_id
         known = self._turns.get((tenant, request.request_id))
         if known is not None:
@@ -171,6 +175,8 @@ class FakeSessions(Breakable):
     async def CompleteTurn(self, request, /):
         await self._answer()
         self.completed.append(request)
+        if request.request_id:
+            return session_pb2.CompleteTurnResponse()
         for (tenant, _), session in self._sessions.items():
             if session.session_id == request.session_id and tenant == caller().tenant_id:
                 session.last_decode_worker_id = request.decode_worker_id

@@ -10,6 +10,7 @@ from kvplane.kernel.context import Caller, set_caller
 from kvplane.kernel.limits import NO_LIMITS, NO_QUOTAS, Limits, Quotas
 from kvplane.lease.keeping import Amount
 from kvplane.lease.metrics import FREED, TenantMetrics
+from kvplane.lease.sql import grants, keeping
 from lease.harness import BLOCK, Plane, Replica, until
 from prometheus_client import REGISTRY
 
@@ -393,3 +394,23 @@ async def test_many_at_once_get_as_many_leases_as_they_may(plane: Plane, quotas:
     assert sum(answer.HasField("lease") for answer in answers) == 10
     refusals = {answer.refusal_reason for answer in answers if not answer.HasField("lease")}
     assert refusals == {OVER_QUOTA}
+
+
+async def test_sums_and_counts_do_not_go_through_all_that_has_ended(sqlite: Plane):
+    """Ended rows stay for a while, and there are many more of them."""
+    replica = sqlite.replica()
+
+    def plans(tx):
+        for query in (keeping._STOCK, keeping._LIVE_LEASES, keeping._ON_WORKER, grants._LIVE):
+            sql, names = query._for(tx)
+            explained = tx.connection.exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {sql}", (1,) * len(names)
+            )
+            yield from (row[3] for row in explained if row[3].startswith(("SCAN", "SEARCH")))
+
+    found = " ".join(await replica.database.run(lambda tx: list(plans(tx)))).split(" ")
+    assert [word for word in found if word.startswith("ix_")] == [
+        "ix_ownerships_live", "ix_ownerships_ended_us", "ix_leases_live_tenant_id",
+        "ix_ownerships_worker_id_state", "ix_leases_live_tenant_id",
+    ]  # fmt: skip
+    assert found.count("COVERING") == 2

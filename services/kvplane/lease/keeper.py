@@ -50,8 +50,9 @@ class Keeper:
         for worker_id, most in sorted(stock.limits.items()):
             if on_worker[worker_id].blocks > most:
                 for hold in await self._free_on_worker(worker_id, most, _beyond(held, quotas)):
-                    held[hold.tenant_id] -= hold.amount
                     freed += 1
+                    if hold.tenant_id in held:  # else it came after the stock was taken
+                        held[hold.tenant_id] -= hold.amount
         return freed
 
     async def usage(self, tenant_id: str) -> Usage:

@@ -12,6 +12,7 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    literal_column,
     select,
     text,
     union_all,
@@ -62,6 +63,8 @@ def _token_seconds(end_us: ColumnElement[int]) -> ColumnElement[float]:
 
 
 _UNTIL = prepared(select(_T.counted_until_us).where(_T.tenant_id == _NOBODY))
+# Not the column by itself, or SQLite would go by its index through all that has ever ended.
+_ENDED_OF = _O.tenant_id.concat(literal_column("''"))
 # In one statement, so that what ends meanwhile is not in both sums.
 _STOCK = prepared(
     union_all(
@@ -74,11 +77,11 @@ _STOCK = prepared(
         )
         .where(_IS_HELD)
         .group_by(_O.worker_id, _O.tenant_id),
-        select(literal(""), _O.tenant_id, literal(0), literal(0), _token_seconds(_O.ended_us))
+        select(literal(""), _ENDED_OF, literal(0), literal(0), _token_seconds(_O.ended_us))
         .where(
             _O.ended_us > bindparam("until_us", type_=_O.reported_us.type), _O.tenant_id != _NOBODY
         )
-        .group_by(_O.tenant_id),
+        .group_by(_ENDED_OF),
     )
 )
 _LIVE_LEASES = prepared(

@@ -55,7 +55,7 @@ ownerships = Table(
     # All that the sums over what is held need, so that each sweep can make them.
     Index(
         "ix_ownerships_live",
-        "worker_id", "tenant_id", "num_tokens", "blocks", "reported_us",
+        "worker_id", "tenant_id", "num_tokens", "blocks", "reported_us", "state",
         sqlite_where=text(LIVE_OWNERSHIP),
         postgresql_where=text(LIVE_OWNERSHIP),
     ),
@@ -99,6 +99,7 @@ leases = Table(
     Index(
         "ix_leases_live_tenant_id",
         "tenant_id",
+        "state",
         sqlite_where=text(LIVE_LEASE),
         postgresql_where=text(LIVE_LEASE),
     ),

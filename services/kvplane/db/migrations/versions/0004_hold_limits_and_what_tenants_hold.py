@@ -32,7 +32,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_ownerships_live",
         "ownerships",
-        ["worker_id", "tenant_id", "num_tokens", "blocks", "reported_us"],
+        ["worker_id", "tenant_id", "num_tokens", "blocks", "reported_us", "state"],
         unique=False,
         sqlite_where=_LIVE,
         postgresql_where=_LIVE,
@@ -40,7 +40,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_leases_live_tenant_id",
         "leases",
-        ["tenant_id"],
+        ["tenant_id", "state"],
         unique=False,
         sqlite_where=_LIVE,
         postgresql_where=_LIVE,

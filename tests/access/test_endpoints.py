@@ -95,8 +95,6 @@ async def test_who_may(
                 assert answer.json()["error"]["code"] == code
                 assert ("www-authenticate" in answer.headers) == (answer.status_code == 401)
     after = plane.dump()
-    for name in ("audit_events", "api_keys"):
-        before.pop(name), after.pop(name)
     if endpoint.startswith("POST"):  # a stranger's own turn, which finds no worker
         before, after = _of(before, "acme"), _of(after, "acme")
     assert after == before

@@ -165,6 +165,7 @@ LEASE: Final[dict[str, list[Bad]]] = {
         *bad("hold", *DURATIONS),
     ],
     "FreeSession": bad("session_id", *TEXTS),
+    "GetUsage": [],
     "EndWorkerEpoch": [
         *bad("worker_id", *IDENTIFIERS),
         *bad("current_epoch", *EPOCHS),

@@ -3,9 +3,11 @@
 import math
 from typing import Final
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
 from wire.bad import (
+    COUNTS,
     DIGESTS,
     DURATIONS,
     EPOCHS,
@@ -38,6 +40,7 @@ def _turn(at: str) -> list[Bad]:
     return [
         *bad(f"{at}session_id", *IDENTIFIERS),
         *bad(f"{at}turn", 0, -1, LEAST, MOST),
+        *bad(f"{at}request_id", "beside the session", "\0"),
         *bad(f"{at}outcome", 0, 4, -1),
         *bad(f"{at}prompt_tokens", -1, LEAST, MOST),
         *bad(f"{at}completion_tokens", -1, LEAST, MOST),
@@ -60,6 +63,7 @@ ROUTING: Final[dict[str, list[Bad]]] = {
         Bad("session.history", {"session": session.SessionKey(history=[b"x" * 16] * 65)}),
         *bad("model", *MODELS, "\x1b"),
         *bad("prompt_tokens_estimate", -1, LEAST, MOST),
+        *bad("request_bytes", -1, LEAST, MOST),
         *bad("exclude_worker_ids", ["a"] * 1001),
         *bad("exclude_worker_ids[0]", *IDENTIFIERS),
     ],
@@ -146,8 +150,11 @@ SESSION: Final[dict[str, list[Bad]]] = {
         *bad("key.history", [b"x" * 16] * 65),
         *bad("key.history[1]", b"", *DIGESTS),
         *bad("model", *MODELS),
+        *bad("prompt_tokens_estimate", -1, LEAST, MOST),
+        *bad("request_bytes", -1, LEAST, MOST),
     ],
     "CompleteTurn": _turn(""),
+    "GetUsage": [],
 }
 
 TENANT: Final[dict[str, list[Bad]]] = {
@@ -160,9 +167,40 @@ TENANT: Final[dict[str, list[Bad]]] = {
         *bad("page_size", *SIZES),
         *bad("page_token", *TOKENS[:2], *TOKENS[5:8], "LWE="),
     ],
-    "CreateApiKey": bad("tenant_id", *TENANTS),
-    "ListApiKeys": bad("tenant_id", *TENANTS),
+    "CreateApiKey": [
+        *bad("tenant_id", *TENANTS),
+        *bad("role", 99, -1),
+        # A tenant's key is no worker's, a worker's and an operator's no tenant's.
+        *bad("worker_id", "w1"),
+        Bad("tenant_id", {"role": 2, "worker_id": "w1"}),
+        *(Bad("worker_id", {"tenant_id": "", "role": 2, "worker_id": w}) for w in IDENTIFIERS),
+        Bad("tenant_id", {"role": 3}),
+        *bad("ttl", *DURATIONS),
+    ],
+    "ListApiKeys": bad("tenant_id", *TENANTS[1:]),
     "RevokeApiKey": bad("key_id", *IDENTIFIERS, "x" * 65),
     # No secret is malformed: whatever it looks like, it is somebody's or nobody's.
     "ResolveApiKey": [],
+    "GetQuotas": bad("tenant_id", *TENANTS),
+    "SetQuotas": [
+        *bad("tenant_id", *TENANTS),
+        *bad("quotas.soft.sessions", *COUNTS, MOST),
+        *bad("quotas.hard.held_tokens", *COUNTS, MOST),
+        *bad("quotas.hard.requests_per_second", -0.1, float("nan"), float("inf"), 1e16),
+        *bad("quotas.soft.tokens_per_second", -1.0, float("nan")),
+        *bad("quotas.hard.request_bytes", *COUNTS),
+    ],
+    "RotateCacheSalt": bad("tenant_id", *TENANTS),
+}
+
+AUDIT: Final[dict[str, list[Bad]]] = {
+    "ListAuditEvents": [
+        *bad("tenant_id", *TENANTS[1:]),
+        *bad("actor", "\0", "x" * 257),
+        *bad("action", "\0", "x" * 65),
+        *bad("since", Timestamp(seconds=MOST), Timestamp(nanos=-1)),
+        *bad("until", Timestamp(seconds=LEAST), Timestamp(nanos=10**9)),
+        *bad("page_size", *SIZES),
+        *bad("page_token", *TOKENS[:2], *TOKENS[5:8], "LTEgYQ=="),
+    ],
 }

@@ -19,6 +19,7 @@ MAKE = {
     "WorkerService": client.worker_api,
     "SessionService": client.session_api,
     "TenantService": client.tenant_api,
+    "AuditService": client.audit_api,
 }
 
 

@@ -10,6 +10,7 @@ import grpc
 import pytest_asyncio
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.session.v1 import session_pb2 as session
+from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.db import migrate
 from wire.bad import MOST, duration
 from wire.methods import METHODS, put
@@ -141,8 +142,10 @@ def prepared(name: str, path: str, value: str, seed: Any) -> Any:
     request = RIGHT[name](seed)
     if name in {"SessionService/GetSession", "SessionService/EndSession"} and path == "name":
         request.ClearField("session_id")
-    if hasattr(request, "request_id"):
+    if hasattr(request, "request_id") and name != "SessionService/CompleteTurn":
         request.request_id = f"of-{path}"
+    if (name, path) == ("TenantService/CreateApiKey", "worker_id"):
+        request.tenant_id, request.role = "", tenant.ROLE_WORKER
     if name == "LeaseService/ReportOwnership":
         request.ownerships[0].params.remote_request_id = f"of-{path}"
     put(request, path, value)

@@ -36,7 +36,8 @@ READS = {
     "LeaseService/ListLeases", "WorkerService/GetWorker", "WorkerService/ListWorkers",
     "SessionService/GetSession", "SessionService/ListSessions", "SessionService/WatchSessions",
     "TenantService/GetTenant", "TenantService/ListTenants", "TenantService/ListApiKeys",
-    "TenantService/ResolveApiKey",
+    "TenantService/ResolveApiKey", "TenantService/GetQuotas", "LeaseService/GetUsage",
+    "SessionService/GetUsage", "AuditService/ListAuditEvents",
 }  # fmt: skip
 
 WRITES: dict[str, Again | None] = {
@@ -75,6 +76,10 @@ WRITES: dict[str, Again | None] = {
         rows=("api_keys", ""),
     ),
     "TenantService/RevokeApiKey": None,
+    "TenantService/SetQuotas": None,
+    "TenantService/RotateCacheSalt": Again(
+        "each time the last one is given up", rows=("tenants", "cache_salt")
+    ),
 }
 
 
@@ -96,6 +101,7 @@ async def test_the_client_repeats_only_what_changes_nothing_more() -> None:
         "LeaseService/RevokeLease", "LeaseService/ExtendHold", "LeaseService/Connect",
         "WorkerService/DeregisterWorker", "SessionService/WatchSessions",
         "TenantService/CreateTenant", "TenantService/CreateApiKey", "TenantService/RevokeApiKey",
+        "TenantService/RotateCacheSalt",
     }  # fmt: skip
 
 

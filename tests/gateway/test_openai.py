@@ -100,7 +100,9 @@ async def test_several_choices(bench):
             one = whole["choices"][0]
             whole["choices"] = [{**one, "index": i} for i in range(3)]
             return web.json_response(whole)
-        parts = [delta(i, content=f"{i}{word}") for word in "ab" for i in (0, 2, 1)]
+        # The client itself takes them in order when they begin, in any order then.
+        order = [("a", 0), ("a", 1), ("a", 2), ("b", 2), ("b", 0), ("b", 1)]
+        parts = [delta(i, content=f"{i}{word}") for word, i in order]
         ends = [chunk(finish="stop") for _ in range(3)]
         for i, end in enumerate(ends):
             end["choices"][0]["index"] = i

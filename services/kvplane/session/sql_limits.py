@@ -104,9 +104,9 @@ class Gate:
         self._settled = read_corrections(tx, tenant_id) if self._counts_tokens else tuple(before)
         self._now_us = tx.now_us()
         held, unheld = (now - then for now, then in zip(self._settled, before, strict=True))
-        self._base = quota.settled(
-            quota.drained(stored, quotas, self._now_us), held=held, unheld=unheld
-        )
+        # As if what turns really used had been known when they began.
+        whole = quota.settled(stored, held=held, unheld=unheld)
+        self._base = quota.drained(whole, quotas, self._now_us)
         # With those turns of this transaction that are not certain to begin.
         self._used = self._base
         self._active: int | None = None

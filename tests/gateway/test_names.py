@@ -17,7 +17,8 @@ from yarl import URL
 few = settings(max_examples=200, deadline=None)
 LIKE = ["a", "A", "é", "e\u0301", "\u00e9", "ß", "ss", "\u0131", "i", "\u0130", "\ufb01", "fi",
         "\uff10", "0", " ", "\u00a0", "\u200b", "\t", "\0", "/", "%", "%2F", "%2f", "+", "..", ".",
-        ":", "\\", "'", '"', "\u202e", "🦀", "\ud83e", "-", "_", "%ff", "\x7f", "\u212a", "K"]  # fmt: skip
+        ":", "\\", "'", '"', "\u202e", "🦀", "\ud83e", "-", "_", "%ff", "\x7f", "\u212a",
+        "K"]  # fmt: skip
 names = st.lists(st.sampled_from(LIKE) | st.characters(codec="utf-8"), min_size=1, max_size=6).map(
     "".join
 )

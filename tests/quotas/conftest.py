@@ -20,6 +20,8 @@ async def place(
     # A part that is slow is taken for one that is away, which limits nobody: here, on a busy
     # machine, that would be chance.
     monkeypatch.setenv("KVPLANE_ROUTING_SESSION_BOUND_S", "10")
+    # These engines report nothing that could be waited for.
+    monkeypatch.setenv("KVPLANE_ROUTING_REPORT_WAIT_S", "0")
     patient = functools.partial(GatewayConfig, route_timeout_s=20, complete_wait_s=20)
     monkeypatch.setattr(wire.plane, "GatewayConfig", patient)
     file = tmp_path / "plane.db"

@@ -283,11 +283,3 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
             return code
 
         assert asyncio.run(hang()) == 128 + signal.SIGTERM
-
-
-def test_open_to_everybody_is_said(tmp_path):
-    with running(
-        *("serve", "lease", "--host", "0.0.0.0", "--port", "0"),
-        cwd=tmp_path,
-    ) as service:
-        service.wait_for("everybody who reaches this address")

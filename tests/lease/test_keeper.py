@@ -8,7 +8,7 @@ from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.kernel.clock import FakeClock
 from kvplane.kernel.context import Caller, set_caller
 from kvplane.kernel.limits import NO_LIMITS, NO_QUOTAS, Limits, Quotas
-from kvplane.lease.keeping import Amount
+from kvplane.lease.keeping import Amount, Bound
 from kvplane.lease.metrics import FREED, TenantMetrics
 from kvplane.lease.sql import grants, keeping
 from lease.harness import BLOCK, Plane, Replica, until
@@ -155,6 +155,38 @@ async def test_what_is_being_read_is_never_freed(replica: Replica):
     await hold(replica, "e")
     assert await keep(replica) == 1
     assert await held(replica, "default") == ["a", "b"]
+
+
+async def test_what_was_leased_since_the_choice_is_left_alone(replica: Replica):
+    store = replica.part.keeper._store
+    owns = [await hold(replica, name) for name in ("a", "b")]
+    holds, _ = await store.holds_on("d1")
+    lease = (await replica.grant("q1", ownership_id=owns[0].ownership_id)).lease
+    chosen = sorted(holds, key=lambda each: each.ownership_id != owns[0].ownership_id)
+
+    freed, effects = await store.free_holds(Bound(worker_id="d1", blocks=1), chosen)
+
+    assert [each.ownership_id for each in freed] == [owns[1].ownership_id]
+    assert effects.commanded == {"d1"}
+    assert (await replica.renew(lease))[0].renewed
+
+
+async def test_what_is_not_needed_any_more_is_not_freed(replica: Replica):
+    store = replica.part.keeper._store
+    await burst(replica, "default", 10)
+    holds, _ = await store.holds_of("default")
+    await replica.withdraw("default0", "default1", "default2")
+    still = [each for each in holds if each.ownership_id in await _live(replica)]
+
+    freed, _ = await store.free_holds(Bound(tenant_id="default", blocks=5), still)
+
+    assert len(freed) == 2
+    assert (await store.free_holds(Bound(tenant_id="default", blocks=5), still))[0] == []
+
+
+async def _live(replica: Replica) -> set[str]:
+    rows = await replica.execute("SELECT ownership_id FROM ownerships WHERE state <= 2")
+    return {row[0] for row in rows}
 
 
 async def test_a_hand_over_is_waited_for(plane: Plane, replica: Replica):
@@ -386,6 +418,8 @@ async def test_many_at_once_get_as_many_leases_as_they_may(plane: Plane, quotas:
     replicas = [plane.replica(quotas=quotas) for _ in range(1 if one_process else 2)]
     quotas.set("default", hard=Limits(live_leases=10))
     await burst(replicas[0], "default", 60)
+    # A reader that is new would have the replicas wait for one another.
+    await replicas[0].grant("before", session_id="none")
     asked = list(range(60))
     random.shuffle(asked)
     answers = await asyncio.gather(

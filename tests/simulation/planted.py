@@ -383,6 +383,6 @@ CAUGHT_AT: dict[str, int] = {
     "free_now_never_sent": 30,
     "newer_turn_frees_readers": 7,
     "no_slack": 4,
-    "outdated_turn_held_again": 33,
+    "outdated_turn_held_again": 34,
     "renew_revives": 35,
 }

@@ -149,6 +149,7 @@ def test_static_workers_are_read():
         ([5], "static_workers[0]"),
         ([GOOD, GOOD], "static_workers"),
         ([{**GOOD, "url": "ftp://x"}], "static_workers[0].url"),
+        ([{**GOOD, "url": "http://user:word@x:1"}], "static_workers[0].url"),
         ([{**GOOD, "role": "cook"}], "static_workers[0].role"),
         ([{**GOOD, "prot": 1}], "static_workers[0].prot"),
         ([{**GOOD, "worker_id": None}], "static_workers[0].worker_id"),

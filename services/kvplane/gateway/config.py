@@ -55,7 +55,7 @@ class StaticWorker:
         """Raise InvalidField naming the field that cannot work."""
         validate.identifier("worker_id", self.worker_id)
         validate.text("model", self.model, 512)
-        if not re.match(r"https?://[^/?#\s]+/?\Z", self.url):
+        if not re.match(r"https?://[^/?#@\\\s]+/?\Z", self.url):
             raise InvalidField("url", "must be http://host:port")
         if self.role not in ("prefill", "decode", "both"):
             raise InvalidField("role", "must be prefill, decode or both")

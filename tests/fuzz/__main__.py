@@ -13,6 +13,7 @@ from kvplane.kernel.clock import SystemClock
 from fuzz import world
 from fuzz.databases import Kind, Postgres, Sqlite
 from fuzz.findings import KINDS, Counts
+from fuzz.methods import METHODS
 from fuzz.search import HttpSearch, RpcSearch, folder
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,8 @@ def main() -> int:
     first = given.first if given.seed is None else given.seed
     counts = _search(given.targets, given.seconds, first, given.seed)
     counts.write(given.folder)
+    never = sorted(set(METHODS) - set(counts.accepted))
+    sys.stdout.write(f"RPCs that were never accepted: {', '.join(never) or 'none'}\n")
     sys.stdout.write(
         f"{json.dumps(counts.report())}\nanswers: {dict(counts.codes.most_common())}\n"
     )

@@ -31,20 +31,29 @@ async def exchange(port: int, raw: bytes, *, close: bool) -> Heard:
             writer.write(raw)
             if close and writer.can_write_eof():
                 writer.write_eof()
-            heard.raw = await reader.read()
+            # To the end of the answer; the server may linger for a body that never comes.
+            while not _whole(heard) and (more := await reader.read(1 << 16)):
+                heard.raw += more
+                _read(heard)
     except TimeoutError:
         heard.late = True
     except ConnectionError:
         heard.reset = True
     finally:
         writer.transport.abort()
-    _read(heard)
     return heard
+
+
+def _whole(heard: Heard) -> bool:
+    length = heard.headers.get("content-length", "")
+    if heard.status < 200 or not length:
+        return heard.raw.endswith(b"\r\n0\r\n\r\n")
+    return len(heard.body) >= int(length) > 0
 
 
 def _read(heard: Heard) -> None:
     rest = heard.raw
-    while rest:
+    while b"\r\n\r\n" in rest:
         head, _, rest = rest.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         heard.status = int(first.split(" ")[1])
@@ -66,8 +75,8 @@ def _chunks(raw: bytes) -> bytes:
     body = b""
     while raw:
         size, _, raw = raw.partition(b"\r\n")
-        count = int(size.split(b";")[0], 16)
-        if not count:
+        count = int(size.split(b";")[0] or b"0", 16)
+        if not count or len(raw) < count:
             break
         body, raw = body + raw[:count], raw[count + 2 :]
     return body

@@ -96,16 +96,21 @@ class Example:
             await self._talk(method, credential, metadata)
             return
         raw = self._request(method)
-        self._note(credential, method, raw)
         twin = self._twin_of(credential, method, raw)
-        expected = None
-        if twin is not None:
-            expected = await unary(self._world, method, twin, metadata)
-            self._tables = await self._world.watch.tables()
+        if twin is None:
+            await self._made(credential, method, raw, metadata)
+            return
+        expected, before = await self._made(credential, method, twin, metadata)
+        told, changed = await self._made(credential, method, raw, metadata)
+        self._compare(told, expected, changed=before or changed)
+
+    async def _made(
+        self, who: Credential, method: Method, raw: bytes, metadata: Metadata
+    ) -> tuple[Told, bool]:
+        """Make a call and judge it; return what was told, and whether anything is stored."""
+        self._note(who, method, raw)
         told = await unary(self._world, method, raw, metadata)
-        changed = await self._judge(credential, method, raw, told)
-        if expected is not None:
-            self._compare(method, told, expected, changed=changed)
+        return told, await self._judge(who, method, raw, told)
 
     def _credential(self) -> Credential:
         """Draw one; half of all calls may get somewhere."""
@@ -137,16 +142,17 @@ class Example:
 
     async def _talk(self, method: Method, credential: Credential, metadata: Metadata) -> None:
         drawing = self._drawing
-        talk = Talk(self._world, method, metadata)
+        messages = []
         for number in range(1 + drawing.below(5)):
-            first = self._garden.right.get(method.short, [])
-            if number == 0 and first and drawing.below(4):
-                raw = drawing.one_of(first).SerializeToString()
+            right = self._garden.right.get(method.short, [])
+            if number == 0 and right and drawing.below(4):
+                messages.append(drawing.one_of(right).SerializeToString())
             else:
-                raw = self._request(method)
+                messages.append(self._request(method))
+        talk = Talk(self._world, method, metadata)
+        for raw in messages:
             self._note(credential, method, raw)
-            told = await talk.say(raw)
-            await self._judge(credential, method, raw, told)
+            await self._judge(credential, method, raw, await talk.say(raw))
             if talk.over:
                 break
         await talk.leave()
@@ -234,7 +240,7 @@ class Example:
                 twin = twin.replace(marker, self._twins[marker])
         return twin if twin != raw else None
 
-    def _compare(self, method: Method, told: Told, expected: Told, *, changed: bool) -> None:
+    def _compare(self, told: Told, expected: Told, *, changed: bool) -> None:
         if told.code != expected.code:
             self._found("leaks", f"foreign {told.code}, unknown {expected.code}")
         if changed:  # two of them were made, each with an id of its own

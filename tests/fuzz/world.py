@@ -29,6 +29,7 @@ OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
 )
+_QUIET_READS: Final = 5
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
@@ -68,6 +69,15 @@ class World:
         """Let everything that a call has begun in the background come to its end."""
         for _ in range(20):
             await loop_turn()
+        await self._queue_empty()
+        if not self.database.is_sqlite:  # whose answers take real time, during which all is quiet
+            same, seen = 0, await self.watch.tables()
+            while same < _QUIET_READS:
+                await self._queue_empty()
+                now = await self.watch.tables()
+                same, seen = (same + 1, seen) if now == seen else (0, now)
+
+    async def _queue_empty(self) -> None:
         while self.database._lanes or self.database._queue:
             await loop_turn()
 

@@ -37,6 +37,15 @@ async def test_concurrent_calls_share_transactions(database):
     assert len({id(tx) for tx in transactions}) <= 4
 
 
+async def test_what_locks_rows_that_many_want_goes_first_and_in_one_order(database):
+    done = []
+    names = ["", "b", "", "a", "c"]
+    await asyncio.gather(
+        *(database.run(lambda _tx, name=name: done.append(name), order=name) for name in names)
+    )
+    assert done == ["a", "b", "c", "", ""]
+
+
 async def test_a_refusal_reaches_only_its_caller(database):
     await database.run(put("a"))
     calls = [database.run(add_one(name)) for name in ("a", "nobody", "a")]

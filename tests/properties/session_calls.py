@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kvplane.kernel.limits import NO_QUOTAS
 from kvplane.session.domain import (
     BeginTurn,
-    Completed,
     CompleteTurn,
     SessionFilter,
     SessionRef,
@@ -20,6 +19,7 @@ from kvplane.session.domain import (
     TurnOutcome,
 )
 from kvplane.session.store import FreeTask, NewTurn
+from kvplane.session.usage import Completed
 
 Store = Any
 TENANTS = ["t1", "t2"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvplane.kernel.errors import QuotaExceeded
 from kvplane.kernel.limits import NO_QUOTAS, Limits, Quotas
-from kvplane.session.domain import CompleteTurn, TurnOutcome, correction
+from kvplane.session.domain import CompleteTurn, TurnOutcome
 from kvplane.session.quota import (
     BURST_S,
     Ask,
@@ -18,6 +18,7 @@ from kvplane.session.quota import (
     judge_sessions,
     settled,
 )
+from kvplane.session.usage import correction
 
 SECOND = 1_000_000
 ONE = Ask()

@@ -5,7 +5,7 @@ import asyncio
 from kvplane.api.session.v1 import session_pb2 as pb
 from kvplane.kernel.limits import Limits, Quotas
 from kvplane.session import metrics
-from kvplane.session.domain import Usage
+from kvplane.session.usage import Usage
 from prometheus_client import REGISTRY
 from session.session_requests import CANCELLED, begin, complete, tenant
 

@@ -20,9 +20,9 @@ from kvplane.session.domain import (
     SessionRef,
     SessionState,
     TurnOutcome,
-    Usage,
 )
 from kvplane.session.quota import Ask, OverQuota
+from kvplane.session.usage import Usage
 
 NAME_BYTES = 512
 MODEL_BYTES = 256

@@ -169,37 +169,6 @@ class CompleteTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What turns that were completed have used."""
-
-    turns: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    # Of the prompts': read from a worker, and the others.
-    tokens_reused: int = 0
-    tokens_recomputed: int = 0
-
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.turns + other.turns,
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.tokens_reused + other.tokens_reused,
-            self.tokens_recomputed + other.tokens_recomputed,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """The answer to CompleteTurn."""
-
-    # None: the turn has none.
-    session: Session | None
-    # None: the turn had been completed before.
-    used: Usage | None
-
-
-@dataclass(frozen=True, slots=True)
 class SessionRef:
     """A session by its id or, when that is empty, by its name."""
 
@@ -355,30 +324,6 @@ def complete_turn(
     if records_history(session, report):
         changes["histories"] = session.histories + 1
     return replace(session, **changes), closed
-
-
-def usage_of(report: CompleteTurn) -> Usage:
-    """Return what a completed turn has used."""
-    return Usage(
-        turns=1,
-        prompt_tokens=report.prompt_tokens,
-        completion_tokens=report.completion_tokens,
-        tokens_reused=report.tokens_reused,
-        tokens_recomputed=report.prompt_tokens - report.tokens_reused,
-    )
-
-
-def correction(charged_tokens: int | None, report: CompleteTurn) -> int:
-    """Return how many tokens the turn used beyond what it was charged with when it began.
-
-    Negative for fewer, but only a turn that ended well and says what it used is given
-    back the rest: leaving early must not be cheaper than staying.
-    """
-    if charged_tokens is None:
-        return 0
-    beyond = report.prompt_tokens + report.completion_tokens - charged_tokens
-    known = report.outcome is TurnOutcome.OK and beyond > -charged_tokens
-    return beyond if known else max(0, beyond)
 
 
 def records_history(session: Session, report: CompleteTurn) -> bool:

@@ -4,7 +4,7 @@ from typing import Final
 
 from prometheus_client import Counter
 
-from kvplane.session.domain import Usage
+from kvplane.session.usage import Usage
 
 # What is kept for each name is kept for ever.
 MAX_TENANTS: Final = 200

@@ -16,18 +16,17 @@ from kvplane.session.batching import Batches
 from kvplane.session.domain import (
     BeginTurn,
     Begun,
-    Completed,
     CompleteTurn,
     Session,
     SessionConfig,
     SessionFilter,
     SessionRef,
     SessionState,
-    Usage,
 )
 from kvplane.session.metrics import count_turn
 from kvplane.session.quota import OverQuota
 from kvplane.session.store import FreeTask, NewTurn, SessionStore
+from kvplane.session.usage import Completed, Usage
 from kvplane.session.watch import Hub, Subscription
 
 _log = logging.getLogger(__name__)

@@ -12,12 +12,10 @@ from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.kernel.errors import KvplaneError, NotFound
 from kvplane.session import domain
 from kvplane.session.domain import (
-    Completed,
     CompleteTurn,
     SessionConfig,
     Turn,
     TurnOutcome,
-    Usage,
 )
 from kvplane.session.sql_limits import Charged, close_unheld, lock_unheld
 from kvplane.session.sql_rows import (
@@ -29,6 +27,7 @@ from kvplane.session.sql_rows import (
 )
 from kvplane.session.sql_usage import add_usage
 from kvplane.session.tables import TURN_COLUMNS, session_history, turn_of, turns
+from kvplane.session.usage import Completed, Usage, correction, usage_of
 
 # All that are open, which are few. A list of pairs would be searched by no index on SQLite.
 _OPEN_TURNS = Prepared(
@@ -91,7 +90,7 @@ def complete_turns(
             continue
         used: Usage | None = None
         if turn.outcome is TurnOutcome.OPEN:
-            total.held += domain.correction(turn.charged_tokens, report)
+            total.held += correction(turn.charged_tokens, report)
             used = total.add(report)
             after, turn = domain.complete_turn(session, turn, report, now_us, config)
             if domain.records_history(session, report):
@@ -131,7 +130,7 @@ class _Total:
     unheld_ids: set[str] = field(default_factory=set)
 
     def add(self, report: CompleteTurn) -> Usage:
-        used = domain.usage_of(report)
+        used = usage_of(report)
         self.used += used
         return used
 
@@ -145,7 +144,7 @@ def _complete_unheld(
     if turn.completed or report.request_id in total.unheld_ids:
         return Completed(None, None)
     total.unheld_ids.add(report.request_id)
-    total.unheld += domain.correction(turn.tokens, report)
+    total.unheld += correction(turn.tokens, report)
     return Completed(None, total.add(report))
 
 

@@ -9,9 +9,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from kvplane.db.database import Tx
 from kvplane.db.prepared import Prepared, prepared
-from kvplane.session.domain import Usage
 from kvplane.session.sql_rows import IN_TENANT, IS_ACTIVE
 from kvplane.session.tables import sessions, tenant_usage
+from kvplane.session.usage import Usage
 
 _PARTS: Final = 256
 _PART: Final = secrets.randbelow(_PARTS)

@@ -9,14 +9,13 @@ from kvplane.kernel.limits import Quotas
 from kvplane.session.domain import (
     BeginTurn,
     Begun,
-    Completed,
     CompleteTurn,
     Session,
     SessionFilter,
     SessionRef,
-    Usage,
 )
 from kvplane.session.quota import OverQuota
+from kvplane.session.usage import Completed, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,12 @@ from kvplane.kernel.limits import Quotas
 from kvplane.session import domain, sql_rows
 from kvplane.session.domain import (
     Begun,
-    Completed,
     CompleteTurn,
     Session,
     SessionConfig,
     SessionFilter,
     SessionRef,
     SessionState,
-    Usage,
 )
 from kvplane.session.quota import OverQuota, concerns_turns
 from kvplane.session.sql_begin import begin_turns
@@ -34,6 +32,7 @@ from kvplane.session.tables import (
     sessions,
     turns,
 )
+from kvplane.session.usage import Completed, Usage
 
 __all__ = ["SqlSessionStore", "session_history", "sessions", "turns"]
 

@@ -87,7 +87,8 @@ def main() -> int:
     counts = _search(given.targets, given.seconds, first, given.seed)
     counts.write(given.folder)
     never = sorted(set(METHODS) - set(counts.accepted))
-    sys.stdout.write(f"RPCs that were never accepted: {', '.join(never) or 'none'}\n")
+    if counts.inputs["rpc"]:
+        sys.stdout.write(f"RPCs that were never accepted: {', '.join(never) or 'none'}\n")
     sys.stdout.write(
         f"{json.dumps(counts.report())}\nanswers: {dict(counts.codes.most_common())}\n"
     )

@@ -234,10 +234,8 @@ class Example:
             return None
         whose = _other(who.name.partition(":")[0])
         own = self._said[_other(whose)]
-        twin = raw
-        for marker in self._garden.markers[whose].texts:
-            if marker in twin and marker not in own:
-                twin = twin.replace(marker, self._twins[marker])
+        unsaid = [one for one in self._garden.markers[whose].texts if one not in own]
+        twin = replaced(raw, {marker: self._twins[marker] for marker in unsaid})
         return twin if twin != raw else None
 
     def _compare(self, told: Told, expected: Told, *, changed: bool) -> None:
@@ -250,8 +248,7 @@ class Example:
             self._found("leaks", f"foreign and unknown differ: {told} and {expected}")
 
     def _neutral(self, raw: bytes) -> bytes:
-        for marker, twin in self._twins.items():
-            raw = raw.replace(twin, marker)
+        raw = replaced(raw, {twin: marker for marker, twin in self._twins.items()})
         return _REQUEST_IDS.sub(b"req-", raw)
 
     # -- what is shown ------------------------------------------------------------
@@ -282,6 +279,14 @@ def _twin(marker: bytes) -> bytes:
     if all(32 <= byte < 127 for byte in marker):
         return marker[:-6] + bytes(secrets.choice(alphabet) for _ in marker[-6:])
     return secrets.token_bytes(len(marker))
+
+
+def replaced(raw: bytes, others: dict[bytes, bytes]) -> bytes:
+    """Return the bytes with each key of `others` replaced, the longest where several fit."""
+    if not others:
+        return raw
+    longest = sorted(others, key=len, reverse=True)
+    return re.sub(b"|".join(map(re.escape, longest)), lambda found: others[found[0]], raw)
 
 
 def _other(name: str) -> str:

@@ -37,4 +37,4 @@ def test_endpoints(runner: asyncio.Runner, tmp_path: Path) -> None:
     finally:
         search.close()
     nothing_found(counts, "http --seed 1")
-    assert {"200", "400", "401", "404", "413"} <= set(counts.codes)
+    assert {"200", "400", "401", "404"} <= set(counts.codes)

@@ -15,6 +15,7 @@ from fuzz.findings import Counts, Finding
 from fuzz.front import Front
 from fuzz.http_judge import judge
 from fuzz.markers import Markers
+from fuzz.rpc import replaced
 from fuzz.search import RpcSearch
 
 pytestmark = pytest.mark.timeout(300)
@@ -110,6 +111,11 @@ def test_a_call_that_breaks_an_invariant(all_calls: RpcSearch) -> None:
 
     with patch.object(SqlSessionStore, "end", careless):
         assert found(all_calls, "SessionService/EndSession") == {"half_stored"}
+
+
+def test_names_within_names() -> None:
+    others = {b"key-1": b"key-2", b"key-1-secret": b"key-9-unheard"}
+    assert replaced(b"key-1 key-1-secret", others) == b"key-2 key-9-unheard"
 
 
 # -- HTTP ---------------------------------------------------------------------------------

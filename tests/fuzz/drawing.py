@@ -91,7 +91,7 @@ class Drawing:
         """Return a right request with a few fields changed."""
         made = type(right)()
         made.CopyFrom(right)
-        for _ in range(self.one_of((1, 1, 2, 3, 0, 0))):
+        for _ in range(self.one_of((1, 1, 2, 3, 0, 0, 0))):
             self._change(made)
         return made
 

@@ -36,7 +36,7 @@ class Garden:
     credentials: list[Credential] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     markers: dict[str, Markers] = field(default_factory=dict)
-    right: dict[str, list[Message]] = field(default_factory=dict)
+    right: dict[str, dict[str, Message]] = field(default_factory=dict)
 
 
 async def plant(kind: Kind) -> Garden:
@@ -65,8 +65,8 @@ async def plant(kind: Kind) -> Garden:
     everybody = known[""] | (known["ours"] & known["theirs"])
     garden.markers = {name: Markers(known[name] - everybody) for name in garden.seeds}
     for name, right in RIGHT.items():
-        garden.right[name] = [right(seed) for seed in garden.seeds.values()]
-        for request in garden.right[name]:
+        garden.right[name] = {whose: right(seed) for whose, seed in garden.seeds.items()}
+        for request in garden.right[name].values():
             garden.pool.add(request)
     return garden
 

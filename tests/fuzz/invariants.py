@@ -55,10 +55,11 @@ INVARIANTS: Final[dict[str, str]] = {
     " WHERE r.tenant_id <> '' AND r.lease_id <> '' AND l.tenant_id <> r.tenant_id",
     "a remembered grant is one or a refusal": "SELECT request_id FROM lease_requests"
     " WHERE (lease_id = '') <> (refusal <> 0)",
-    "a command is about something owned": "SELECT c.command_id FROM lease_commands c"
-    " LEFT JOIN ownerships o ON o.ownership_id = c.ownership_id"
-    " WHERE o.ownership_id IS NULL OR o.engine_id <> c.engine_id"
-    " OR o.request_id <> c.request_id OR o.worker_id <> c.worker_id",
+    # It may outlive its ownership, until its own end.
+    "a command names what is owned": "SELECT c.command_id FROM lease_commands c"
+    " JOIN ownerships o ON o.ownership_id = c.ownership_id"
+    " WHERE o.engine_id <> c.engine_id OR o.request_id <> c.request_id"
+    " OR o.worker_id <> c.worker_id",
     "nothing is owned in an epoch to come": "SELECT o.ownership_id FROM ownerships o"
     " JOIN worker_epochs e ON e.worker_id = o.worker_id"
     " WHERE o.epoch > e.epoch OR (o.state IN (1, 2) AND o.epoch < e.epoch)",

@@ -95,7 +95,7 @@ class Example:
         if method.descriptor.client_streaming:
             await self._talk(method, credential, metadata)
             return
-        raw = self._request(method)
+        raw = self._request(credential, method)
         twin = self._twin_of(credential, method, raw)
         if twin is None:
             await self._made(credential, method, raw, metadata)
@@ -124,17 +124,20 @@ class Example:
     def _method(self, who: Credential) -> Method:
         """Draw one; mostly of those that the credential is good for."""
         drawing = self._drawing
-        role = Role.TENANT if who.name.endswith(": key") else Role.SERVICE
-        allowed = [name for name in self._methods if role in ROLES.get(METHODS[name].path, ())]
+        roles = {Role.TENANT} if who.name.endswith(": key") else {Role.SERVICE, Role.OPERATOR}
+        allowed = [name for name in self._methods if roles & ROLES.get(METHODS[name].path, roles)]
         if allowed and drawing.below(8):
             return METHODS[drawing.one_of(allowed)]
         return METHODS[drawing.one_of(self._methods)]
 
-    def _request(self, method: Method) -> bytes:
+    def _request(self, who: Credential, method: Method) -> bytes:
         drawing = self._drawing
-        right = self._garden.right.get(method.short, [])
+        right = self._garden.right.get(method.short, {})
         if right and drawing.below(3):
-            message = drawing.changed(drawing.one_of(right))
+            name = who.name.partition(":")[0]
+            if name not in right or drawing.rarely(4):
+                name = drawing.one_of(list(right))
+            message = drawing.changed(right[name])
         else:
             message = drawing.message(method.descriptor.input_type)
         raw = message.SerializeToString()
@@ -144,11 +147,11 @@ class Example:
         drawing = self._drawing
         messages = []
         for number in range(1 + drawing.below(5)):
-            right = self._garden.right.get(method.short, [])
+            right = list(self._garden.right.get(method.short, {}).values())
             if number == 0 and right and drawing.below(4):
                 messages.append(drawing.one_of(right).SerializeToString())
             else:
-                messages.append(self._request(method))
+                messages.append(self._request(credential, method))
         talk = Talk(self._world, method, metadata)
         for raw in messages:
             self._note(credential, method, raw)

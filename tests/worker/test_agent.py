@@ -114,6 +114,29 @@ def test_the_lease_of_the_router_is_checked_before_the_read(
     assert "fencing" in answer.reason
 
 
+def test_a_lease_is_for_one_request_also_when_its_answer_comes_late(
+    plane: PlaneThread, make_agent: Make
+) -> None:
+    """A client that repeats itself brings the same lease twice: one gave back what the other read.
+
+    The first one's question was late, so it computed; its answer came while the second one read.
+    """
+    owner, reader = make_agent("d"), make_agent("p", begin_wait_seconds=0.1)
+    report(plane, owner)
+    granted = plane.do(
+        plane.plane.grant, own(plane), lease.Holder(worker_id="p", epoch=1), read=False
+    )
+    key = (granted.lease_id, granted.fencing_token)
+    plane.plane.hang.add("BeginRead")
+    reader.begin_read("first", PROMPT, lease=key)
+    assert settled(reader, "first") == Refused("no answer in time")
+    reader.read_finished("first", sent=False)
+    plane.plane.hang.clear()
+    reader.begin_read("second", PROMPT, lease=key)
+    assert settled(reader, "second") == Refused("another request has this lease")
+    assert outcome(plane) == lease.READ_OUTCOME_UNUSED
+
+
 def test_a_decode_waits_for_a_report_that_is_under_way(
     plane: PlaneThread, make_agent: Make
 ) -> None:

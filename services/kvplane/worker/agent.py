@@ -43,8 +43,8 @@ from kvplane.kernel.ids import Ids, RandomIds
 from kvplane.worker.control import Control
 from kvplane.worker.holdings import FreeNow, Held, Holdings, HoldLonger, Item, Order
 from kvplane.worker.identity import AgentConfig, WorkerIdentity
-from kvplane.worker.reading import Question, Reading, make_digests
-from kvplane.worker.reads import Answer, Pending, Permit, Refused
+from kvplane.worker.reading import Reading, make_digests
+from kvplane.worker.reads import Answer, Pending, Permit, Question, Refused
 
 __all__ = [
     "AgentConfig", "Answer", "FreeNow", "Held", "HoldLonger", "Order", "Pending", "Permit",

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,8 @@ from kvplane.worker.control import Control
 from kvplane.worker.cut import Owned, blocks_to_compare, cut_read
 from kvplane.worker.holdings import duration, seconds
 from kvplane.worker.identity import AgentConfig, WorkerIdentity
-from kvplane.worker.reads import Answer, Outcome, Permit, Phase, Read, Refused
+from kvplane.worker.once import UsedLeases
+from kvplane.worker.reads import Answer, Outcome, Permit, Phase, Question, Read, Refused
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +37,6 @@ _OUTCOMES: Final = {
     Outcome.CONSUMED: lease.READ_OUTCOME_CONSUMED,
     Outcome.UNUSED: lease.READ_OUTCOME_UNUSED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What an engine wants to read."""
-
-    local_id: str
-    tokens: Sequence[int]
-    count: int
-    lease: tuple[str, int] | None
-    handle: tuple[str, str] | None
-    min_tokens: int
-    tenant_id: str
-    space: bytes
-    wait: float
 
 
 @dataclass(slots=True)
@@ -81,6 +67,7 @@ class Reading:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._digests: dict[str, bytes] = {}
+        self._used = UsedLeases(config.read_limit_seconds)
         self._asking: set[asyncio.Task[None]] = set()
         self._releases: list[lease.LeaseRelease] = []
         self._released = asyncio.Event()
@@ -92,12 +79,14 @@ class Reading:
 
     def begin(self, question: Question) -> None:
         """Ask, unless it is known that nobody would answer."""
-        reason = self._control.away
-        if reason is None:
-            read = reads.begin(self._clock.monotonic(), question.wait)
-        else:
-            read = reads.refused_at_once(reason)
+        now, reason = self._clock.monotonic(), self._control.away
         with self._lock:
+            if reason is None and question.lease and not self._used.take(question.lease, now):
+                reason = "another request has this lease"
+            if reason is None:
+                read = reads.begin(now, question.wait)
+            else:
+                read = reads.refused_at_once(reason)
             self._entries[question.local_id] = _Entry(read)
         if reason is None:
             self._post(self._start, question)

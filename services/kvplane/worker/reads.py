@@ -8,9 +8,25 @@ All times are of the reader's monotonic clock. A lease counts from when its requ
 SENT, so the reader always stops before the server does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an engine wants to read."""
+
+    local_id: str
+    tokens: Sequence[int]
+    count: int
+    lease: tuple[str, int] | None
+    handle: tuple[str, str] | None
+    min_tokens: int
+    tenant_id: str
+    space: bytes
+    wait: float
 
 
 @dataclass(frozen=True, slots=True)

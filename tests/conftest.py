@@ -13,6 +13,7 @@ from sqlalchemy import make_url, text
 _numbers = itertools.count()
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests on real vLLM last: the others say sooner what is wrong.
 

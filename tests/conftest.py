@@ -4,25 +4,33 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from kvplane.db.database import postgres_engine
 from sqlalchemy import make_url, text
+from xdist.scheduler import LoadScopeScheduling
 
 _numbers = itertools.count()
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on real vLLM last: the others say sooner what is wrong.
+class _ByFolder(LoadScopeScheduling):
+    """Tests of a folder stay together where two run side by side: they share servers and logs."""
 
-    Where tests run side by side, those of a folder stay together: they share servers and logs.
-    """
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("/")[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Say how tests are shared out."""
+    return _ByFolder(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests on real vLLM last: the others say sooner what is wrong."""
     items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group(folder))
         if item.get_closest_marker("vllm") is not None:
             # The first start of two vLLMs after an installation takes minutes.
             item.add_marker(pytest.mark.timeout(600))

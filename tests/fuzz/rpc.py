@@ -135,7 +135,7 @@ class Example:
         right = self._garden.right.get(method.short, {})
         if right and drawing.below(3):
             name = who.name.partition(":")[0]
-            if name not in right or drawing.rarely(4):
+            if name not in right or drawing.rarely(3):
                 name = drawing.one_of(list(right))
             message = drawing.changed(right[name])
         else:

@@ -25,7 +25,7 @@ def found(calls: RpcSearch, *methods: str) -> set[str]:
     """Search a little, and return the kinds of what was found."""
     counts = Counts()
     calls.methods = methods
-    calls.batch(counts, seed=1, examples=8, shrink=False)
+    calls.batch(counts, seed=1, examples=15, shrink=False)
     return {finding.kind for finding in counts.found}
 
 

@@ -179,7 +179,7 @@ def _completion(kind: str, schema: str, security: list[_Json]) -> _Json:
         requestBody={"required": True, "content": _json_of(schema)},
     )
     made["responses"]["200"]["content"]["text/event-stream"] = {
-        "schema": {"type": "string", "description": "Events, each a chunk; the last is [DONE]."}
+        "schema": {"description": "Events, each a chunk; the last is [DONE]."}
     }
     return made
 

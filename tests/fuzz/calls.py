@@ -40,6 +40,11 @@ class Told:
         """It is an error."""
         return self.code != "OK"
 
+    @property
+    def silent(self) -> bool:
+        """Nothing came in time, as from a stream that has nothing to say."""
+        return not self.refused and not self.answers
+
     def everything(self) -> bytes:
         """Return all bytes that the caller got to see."""
         return b"\n".join(

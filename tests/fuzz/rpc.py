@@ -242,6 +242,8 @@ class Example:
         return twin if twin != raw else None
 
     def _compare(self, told: Told, expected: Told, *, changed: bool) -> None:
+        if told.silent or expected.silent:
+            return
         if told.code != expected.code:
             self._found("leaks", f"foreign {told.code}, unknown {expected.code}")
         if changed:  # two of them were made, each with an id of its own

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,23 @@ from xdist.scheduler import LoadScopeScheduling
 _numbers = itertools.count()
 
 
+# Folders whose tests start many processes: they run one after the other, from the
+# beginning, beside all others.
+_CROWDS = ("fleet", "faults", "cases", "compose", "demo", "fuzz")
+
+
 class _ByFolder(LoadScopeScheduling):
     """Tests of a folder stay together where two run side by side: they share servers and logs."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("/")[1]
+        folder = nodeid.split("/")[1]
+        return "crowds" if folder in _CROWDS else folder
+
+
+def _place(item: pytest.Item) -> int:
+    """Return 0 for what is to begin first."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return 0 if folder in _CROWDS else 1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -29,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests on real vLLM last: the others say sooner what is wrong."""
-    items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
+    items.sort(key=lambda item: (item.get_closest_marker("vllm") is not None, _place(item)))
     for item in items:
         if item.get_closest_marker("vllm") is not None:
             # The first start of two vLLMs after an installation takes minutes.

@@ -16,7 +16,7 @@ def main() -> int:
     options = sys.argv[1:]
     fast = "--fast" in options
     options = [option for option in options if option != "--fast"]
-    runs = [["-m", "not vllm", "-n", "2"]]
+    runs = [["-m", "not vllm", "-n", "2", "--no-loadscope-reorder"]]
     if not fast:
         runs.append(["-m", "vllm"])
     statuses = [

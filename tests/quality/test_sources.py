@@ -15,6 +15,7 @@ CLOCK = ROOT / "services/kvplane/kernel/clock.py"
 # Whoever reads a clock or sleeps outside kernel/clock.py, and why.
 ALLOWED = {
     ("connector/kvplane_vllm/scheduler.py", "time.perf_counter"): "NIXL's deadlines are on it",
+    ("services/kvplane/gateway/edge.py", "loop.call_later"): "a protocol's timers are its loop's",
     ("services/kvplane/gateway/workers.py", "loop.time"): "asyncio.timeout is moved in its time",
 }
 

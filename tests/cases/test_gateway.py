@@ -299,6 +299,10 @@ async def test_a_client_that_leaves_ends_the_work(
 ) -> None:
     """G-06, litellm#30244: the engine goes on generating and keeps its slot."""
     relay = face.to_decode if leg == "decode" else face.to_prefill
+
+    async def begun() -> bool:
+        return bool(face.decode.state()["stats"]["running"])
+
     session = f"g06-{leg}-{events}-{stream}"
     content = words(108 + events)
     # A turn to come back to, so that the second one begins with a lease.
@@ -316,6 +320,8 @@ async def test_a_client_that_leaves_ends_the_work(
                     await relay.arrived.wait()
                     for _ in range(events):
                         await reader.readuntil(b"data: ")
+                if leg == "decode":  # what never reached the engine ends nothing there
+                    await eventually(begun)
             async with asyncio.timeout(1):
                 await relay.left.wait()
 

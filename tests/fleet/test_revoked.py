@@ -29,7 +29,7 @@ def revoke(scene: Scene, state: str) -> Any:
     found = operator(scene.books, "leases", "list", *where)
     assert len(found) == 1, found
     # The other replica knows it too.
-    return operator(scene.books, "leases", "revoke", found[0]["lease_id"], replica=2)
+    return operator(scene.books, "leases", "revoke", found[0]["lease_id"], "--yes", replica=2)
 
 
 async def free_orders(scene: Scene) -> list[Any]:

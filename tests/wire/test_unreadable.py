@@ -50,13 +50,14 @@ def with_mark(message: Message, way: list[FieldDescriptor]) -> str:
     return ".".join(path)
 
 
-@pytest.mark.parametrize("name", METHODS)
+WITH_TEXTS = [name for name, one in METHODS.items() if [*texts(one.descriptor.input_type)]]
+
+
+@pytest.mark.parametrize("name", WITH_TEXTS)
 async def test_a_text_that_is_not_utf8(plane: Plane, name: str) -> None:
     method = METHODS[name]
     before = plane.dump()
-    ways = list(texts(method.descriptor.input_type))
-    assert ways
-    for way in ways:
+    for way in texts(method.descriptor.input_type):
         message = method.request()
         path = with_mark(message, way)
         raw = message.SerializeToString()

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 
@@ -57,6 +57,7 @@ _MAX_BACKOFF: Final = 0.5
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 
 _Metadata = tuple[tuple[str, str], ...]
+_Api_co = TypeVar("_Api_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -153,127 +154,61 @@ class _Remote:
                 setattr(self, method.name, _Unary(method.name, call, settings))
 
 
-def _remote(
-    module: Any,
-    service: str,
-    stub: Any,
-    address: str,
-    tenant: str | None,
-    token: str | None,
-    timeout: float,
-    channels: Channels,
-    tls: TlsFiles | None,
-) -> Any:
-    descriptor = module.DESCRIPTOR.services_by_name[service]
-    settings = _Settings(tenant, token, timeout, encrypted=tls is not None)
-    return _Remote(descriptor, stub(channels.get(address, tls)), settings)
+class _Connect(Protocol[_Api_co]):
+    def __call__(
+        self,
+        address: str,
+        *,
+        tenant: str | None = None,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        channels: Channels = SHARED,
+        tls: TlsFiles | None = None,
+    ) -> _Api_co:
+        """Return the service at `address`. Call it inside a running event loop.
+
+        `tenant` fixes the tenant; without it each call is for the current caller's. With
+        `tls` the connection is encrypted, and both sides show a certificate.
+        Raises InvalidField for a wrong address or file.
+        """
+        ...
 
 
-def lease_api(
-    address: str,
-    *,
-    tenant: str | None = None,
-    token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    channels: Channels = SHARED,
-    tls: TlsFiles | None = None,
-) -> LeaseApi:
-    """Return the lease service at `address`. Call it inside a running event loop.
+def _service(module: Any, name: str, stub: Any) -> Any:
+    def connect(
+        address: str,
+        *,
+        tenant: str | None = None,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        channels: Channels = SHARED,
+        tls: TlsFiles | None = None,
+    ) -> Any:
+        descriptor = module.DESCRIPTOR.services_by_name[name]
+        settings = _Settings(tenant, token, timeout, encrypted=tls is not None)
+        return _Remote(descriptor, stub(channels.get(address, tls)), settings)
 
-    `tenant` fixes the tenant; without it each call is for the current caller's. With
-    `tls` the connection is encrypted, and both sides show a certificate.
-    Raises InvalidField for a wrong address or file.
-    """
-    remote = _remote(
-        lease_pb2, "LeaseService", lease_pb2_grpc.LeaseServiceStub,
-        address, tenant, token, timeout, channels, tls,
-    )  # fmt: skip
-    return cast(LeaseApi, remote)
+    return connect
 
 
-def session_api(
-    address: str,
-    *,
-    tenant: str | None = None,
-    token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    channels: Channels = SHARED,
-    tls: TlsFiles | None = None,
-) -> SessionApi:
-    """Return the session service at `address`; see `lease_api`."""
-    remote = _remote(
-        session_pb2, "SessionService", session_pb2_grpc.SessionServiceStub,
-        address, tenant, token, timeout, channels, tls,
-    )  # fmt: skip
-    return cast(SessionApi, remote)
-
-
-def routing_api(
-    address: str,
-    *,
-    tenant: str | None = None,
-    token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    channels: Channels = SHARED,
-    tls: TlsFiles | None = None,
-) -> RoutingApi:
-    """Return the routing service at `address`; see `lease_api`."""
-    remote = _remote(
-        routing_pb2, "RoutingService", routing_pb2_grpc.RoutingServiceStub,
-        address, tenant, token, timeout, channels, tls,
-    )  # fmt: skip
-    return cast(RoutingApi, remote)
-
-
-def worker_api(
-    address: str,
-    *,
-    tenant: str | None = None,
-    token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    channels: Channels = SHARED,
-    tls: TlsFiles | None = None,
-) -> WorkerApi:
-    """Return the worker registry at `address`; see `lease_api`."""
-    remote = _remote(
-        routing_pb2, "WorkerService", routing_pb2_grpc.WorkerServiceStub,
-        address, tenant, token, timeout, channels, tls,
-    )  # fmt: skip
-    return cast(WorkerApi, remote)
-
-
-def tenant_api(
-    address: str,
-    *,
-    tenant: str | None = None,
-    token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    channels: Channels = SHARED,
-    tls: TlsFiles | None = None,
-) -> TenantApi:
-    """Return the tenant service at `address`; see `lease_api`."""
-    remote = _remote(
-        tenant_pb2, "TenantService", tenant_pb2_grpc.TenantServiceStub,
-        address, tenant, token, timeout, channels, tls,
-    )  # fmt: skip
-    return cast(TenantApi, remote)
-
-
-def audit_api(
-    address: str,
-    *,
-    tenant: str | None = None,
-    token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    channels: Channels = SHARED,
-    tls: TlsFiles | None = None,
-) -> AuditApi:
-    """Return the audit service at `address`; see `lease_api`."""
-    remote = _remote(
-        audit_pb2, "AuditService", audit_pb2_grpc.AuditServiceStub,
-        address, tenant, token, timeout, channels, tls,
-    )  # fmt: skip
-    return cast(AuditApi, remote)
+lease_api: Final[_Connect[LeaseApi]] = _service(
+    lease_pb2, "LeaseService", lease_pb2_grpc.LeaseServiceStub
+)
+session_api: Final[_Connect[SessionApi]] = _service(
+    session_pb2, "SessionService", session_pb2_grpc.SessionServiceStub
+)
+routing_api: Final[_Connect[RoutingApi]] = _service(
+    routing_pb2, "RoutingService", routing_pb2_grpc.RoutingServiceStub
+)
+worker_api: Final[_Connect[WorkerApi]] = _service(
+    routing_pb2, "WorkerService", routing_pb2_grpc.WorkerServiceStub
+)
+tenant_api: Final[_Connect[TenantApi]] = _service(
+    tenant_pb2, "TenantService", tenant_pb2_grpc.TenantServiceStub
+)
+audit_api: Final[_Connect[AuditApi]] = _service(
+    audit_pb2, "AuditService", audit_pb2_grpc.AuditServiceStub
+)
 
 
 async def close_channels() -> None:

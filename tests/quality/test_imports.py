@@ -8,7 +8,7 @@ import pytest
 HEAVY = {
     "sqlalchemy", "alembic", "asyncpg", "structlog", "pydantic", "pydantic_settings", "grpc",
     "google", "aiohttp", "orjson", "prometheus_client", "opentelemetry", "typer", "rich", "uvloop",
-    "numpy", "torch", "vllm", "nixl_cu12",
+    "numpy", "torch", "vllm", "nixl_cu12", "cryptography",
 }  # fmt: skip
 
 # Modules, and what of HEAVY they may load. Each runs with no more than its extra installed.

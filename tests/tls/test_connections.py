@@ -12,8 +12,10 @@ from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.client import Channels, KvplaneClient, TlsFiles, lease_api
 from kvplane.client.keys import OF_THE_ASKER
 from kvplane.client.tls import Pem
-from kvplane.kernel.context import Caller, Role
+from kvplane.kernel.clock import FakeClock, SystemClock
+from kvplane.kernel.context import Caller, Identity, Role
 from kvplane.kernel.errors import InvalidField, PermissionDenied, Unauthenticated, Unavailable
+from kvplane.runtime.tls import peer_identity
 
 from tls.authority import HOUR, Authority
 from tls.conftest import Server
@@ -293,6 +295,34 @@ async def test_a_certificate_that_ends_ends_its_calls_and_streams(
             await anext(answers)
     with pytest.raises(Unauthenticated, match="the client's certificate has expired"):
         await remote.ReportOwnership(report("w1"))
+
+
+class Shown:
+    """A call over a connection with this certificate."""
+
+    def __init__(self, pem: bytes) -> None:
+        self._found = {"x509_pem_cert": [pem], "peer_uri": [b"kvplane:worker/w1"]}
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return self._found
+
+
+@pytest.mark.parametrize("years", [1, 40, 7900])  # the year of an end has two digits until 2049
+def test_a_certificate_counts_until_its_end(authority: Authority, years: int) -> None:
+    lasts = datetime.timedelta(days=365 * years)
+    shown = Shown(authority.issue(lasts=lasts).cert)
+    clock = FakeClock(SystemClock().now_us())
+    clock.advance(lasts.total_seconds() - 60)
+    assert peer_identity(shown, clock) == Identity("worker", "w1")
+    clock.advance(61)
+    with pytest.raises(Unauthenticated, match="the client's certificate has expired"):
+        peer_identity(shown, clock)
+
+
+def test_a_certificate_that_cannot_be_read_is_nobodys() -> None:
+    for pem in (b"", b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"):
+        with pytest.raises(Unauthenticated, match="the client's certificate cannot be read"):
+            peer_identity(Shown(pem))
 
 
 async def test_the_servers_own_files_must_be_right(serve: Serve, authority: Authority) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextvars import copy_context
+from dataclasses import replace
 
 import pytest
 from kvplane.api.audit.v1 import audit_pb2 as pb
@@ -11,7 +12,7 @@ from kvplane.api.session.v1 import session_pb2
 from kvplane.api.tenant.v1 import tenant_pb2
 from kvplane.audit.actions import ACTIONS
 from kvplane.audit.audited import audited
-from kvplane.kernel.context import Caller, Role, set_caller
+from kvplane.kernel.context import GATEWAY, Caller, Role, set_caller
 from kvplane.kernel.errors import InvalidField, NotFound, Unavailable
 
 OPERATOR = Caller("acme", "req-1", frozenset({Role.OPERATOR}), actor="key:op")
@@ -185,6 +186,19 @@ async def test_housekeeping_of_services_and_workers_is_not_written_down(sqlite):
     await as_(OPERATOR, wrapped.FreeSession, request)
     [event] = await events(sqlite)
     assert (event.action, event.target) == ("LeaseService/FreeSession", "s")
+
+
+async def test_what_a_gateway_gives_back_by_itself_is_not_written_down(sqlite):
+    wrapped = audited(Leases(), sqlite.log(), "LeaseService")
+    # In process, with the internal token, without credentials.
+    for roles in ({Role.SERVICE}, SERVICE.roles, set(Role)):
+        who = Caller("acme", "req-4", frozenset(roles), actor=GATEWAY)
+        await as_(who, wrapped.RevokeLease, revoke())
+        assert await events(sqlite) == []
+    # Of what people do nothing is left out, whatever they call themselves.
+    for who in (OPERATOR, TENANT, SERVICE, Caller(), replace(TENANT, actor=GATEWAY)):
+        await as_(who, wrapped.RevokeLease, revoke())
+    assert len(await events(sqlite)) == 5
 
 
 async def test_hostile_text_is_one_bounded_line(book):

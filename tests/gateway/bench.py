@@ -204,6 +204,7 @@ class Control:
         self.prefills, self.decodes = [], []
         self.routes, self.completes = [], []
         self.grants, self.revoked, self.released = [], [], []
+        self.revokers = []
         self.reports, self.renewed, self.begun = [], [], []
         self.owned, self.listed = [], []
         self.ended = []
@@ -381,6 +382,7 @@ class Control:
 
     async def RevokeLease(self, request):
         self.revoked.append(request.lease_id)
+        self.revokers.append(caller())
         return lease.RevokeLeaseResponse()
 
     async def GetLease(self, request):

@@ -10,6 +10,7 @@ from aiohttp import web
 from gateway.bench import chunk, dropped, eventually, sse
 from kvplane.api.lease.v1 import lease_pb2 as lease
 from kvplane.api.session.v1 import session_pb2 as session
+from kvplane.kernel.context import GATEWAY, Role
 
 CANCELLED = session.TURN_OUTCOME_CANCELLED
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -94,6 +95,10 @@ async def test_what_a_prefill_ends_with_after_its_client_has_left_is_freed(bench
     assert grant.holder.worker_id == "prefill-0"
     assert not grant.begin_read
     assert bench.control.revoked == ["granted-1"]
+    # By the gateway, for the tenant: the client has not asked for it.
+    [who] = bench.control.revokers
+    assert (who.tenant_id, who.roles, who.actor) == ("default", {Role.SERVICE}, GATEWAY)
+    assert who.request_id == bench.control.routes[0][1].request_id
     [asked] = bench.control.listed
     assert (asked.session_id, asked.worker_id) == ("session-0", "prefill-0")
     assert asked.states == [lease.OWNERSHIP_STATE_HELD]

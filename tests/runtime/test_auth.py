@@ -9,7 +9,7 @@ from kvplane.api.tenant.v1 import tenant_pb2
 from kvplane.client.keys import Keys
 from kvplane.kernel import errors
 from kvplane.kernel.clock import FakeClock
-from kvplane.kernel.context import Caller, Identity, Role, set_caller
+from kvplane.kernel.context import GATEWAY, Caller, Identity, Role, set_caller
 from kvplane.runtime.auth import ApiKeys, TrustedNetwork
 from runtime.fakes import Tenants
 from runtime.until import until
@@ -219,6 +219,17 @@ async def test_only_services_say_who_called_them(authenticator):
     )
     for secret in ("kvp_a", "kvp_w", "kvp_o"):
         assert (await authenticator.caller(key(secret, **told))).actor == f"key:id-{secret}"
+
+
+async def test_a_gateway_says_over_the_wire_what_it_does_by_itself(start, running):
+    set_caller(Caller("acme", "r1", frozenset({Role.SERVICE}), actor=GATEWAY))
+    trusting = await start(TrustedNetwork())
+    await trusting.leases().GetLease(GET)
+    await running.leases(token="internal-secret").GetLease(GET)
+    # A tenant that says so is still that tenant.
+    await running.leases(token="kvp_a").GetLease(GET)
+    found = [who.actor for who in trusting.servicer.callers + running.servicer.callers]
+    assert found == [GATEWAY, GATEWAY, "key:id-kvp_a"]
 
 
 async def test_operators_and_workers_name_a_tenant(authenticator):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvplane.audit.domain import details
-from kvplane.kernel.context import Caller, Role
+from kvplane.kernel.context import GATEWAY, Caller, Role
 
 # A request or an answer of the call; what it is depends on the call.
 Message = Any
@@ -22,6 +22,11 @@ def _always(_caller: Caller) -> bool:
 def _operators(caller: Caller) -> bool:
     """People; our own services and workers do it all the time by themselves."""
     return Role.OPERATOR in caller.roles and Role.SERVICE not in caller.roles
+
+
+def _asked_for(caller: Caller) -> bool:
+    """What somebody asked for; a gateway gives back by itself what a request leaves."""
+    return not (Role.SERVICE in caller.roles and caller.actor == GATEWAY)
 
 
 def _the(field: str) -> Callable[[Message], str]:
@@ -93,7 +98,7 @@ ACTIONS: Final[Mapping[str, Mapping[str, Action]]] = {
         ),
     },
     "LeaseService": {
-        "RevokeLease": Action(target=_the("lease_id")),
+        "RevokeLease": Action(target=_the("lease_id"), whose=_asked_for),
         "ExtendHold": Action(
             target=_session_id, detail=lambda request: f"hold={request.hold.seconds}s"
         ),

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Final, Literal
 
 DEFAULT_TENANT: Final = "default"
+# The actor of what a gateway does by itself.
+GATEWAY: Final = "gateway"
 
 
 class Role(StrEnum):
@@ -49,7 +51,7 @@ class Caller:
     roles: frozenset[Role] = EVERY_ROLE
     # The only worker it may speak for; empty: any, where its roles allow that.
     worker_id: str = ""
-    # For the audit: `key:<id>`, `cert:<identity>`, `token`, or `local`.
+    # For the audit: `key:<id>`, `cert:<identity>`, `token`, `gateway`, or `local`.
     actor: str = "local"
 
 

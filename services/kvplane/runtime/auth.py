@@ -10,6 +10,7 @@ is said in `kvplane.runtime.permissions`.
 
 import hmac
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 from kvplane.client.keys import OF_THE_ASKER, Key, Keys
@@ -62,7 +63,8 @@ class TrustedNetwork:
         self, metadata: Mapping[str, str], certificate: Identity | None = None
     ) -> Caller:
         """Return the named tenant, or the default one, with every role. Raises InvalidField."""
-        return Caller(_named_tenant(metadata), _request_id(metadata, self._ids))
+        who = Caller(_named_tenant(metadata), _request_id(metadata, self._ids))
+        return replace(who, actor=_named_actor(metadata) or who.actor)
 
 
 class ApiKeys:
@@ -104,7 +106,7 @@ class ApiKeys:
                 return _of_key(key, worker_id, metadata, request_id)
             roles, actor = _TOKENS, "token"
         if Role.SERVICE in roles:  # speaks for who called it
-            actor = metadata.get(ACTOR_KEY, "")[:_MAX_ACTOR] or actor
+            actor = _named_actor(metadata) or actor
         return Caller(_named_tenant(metadata), request_id, roles, worker_id, actor)
 
     async def _key(self, secret: str) -> Key:
@@ -148,6 +150,10 @@ def _named_tenant(metadata: Mapping[str, str]) -> str:
     if not named:
         return DEFAULT_TENANT
     return validate.tenant_id(TENANT_KEY, named)
+
+
+def _named_actor(metadata: Mapping[str, str]) -> str:
+    return metadata.get(ACTOR_KEY, "")[:_MAX_ACTOR]
 
 
 def _request_id(metadata: Mapping[str, str], ids: Ids) -> str:

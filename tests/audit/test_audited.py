@@ -120,6 +120,24 @@ async def test_a_tenant_that_asks_for_nothing_does_not_fill_the_log(book, error)
     assert [event.actor for event in await events(book)] == ["key:acme"] * 2
 
 
+async def test_what_ends_again_does_not_fill_the_log(book):
+    answer = session_pb2.EndSessionResponse(session={"session_id": "session-1"})
+
+    class Sessions:
+        async def EndSession(self, _request, context=None):
+            return answer
+
+    wrapped = audited(Sessions(), book.log(), "SessionService")
+    request = session_pb2.EndSessionRequest(session_id="session-1")
+    await as_(TENANT, wrapped.EndSession, request)
+    first = await events(book)
+    assert [event.outcome for event in first] == [pb.OUTCOME_DONE]
+    answer.already_ended = True
+    for who in (TENANT, OPERATOR):
+        assert await as_(who, wrapped.EndSession, request) is answer
+    assert await events(book) == first
+
+
 async def test_what_cannot_be_written_down_is_not_done(tmp_path):
     from kvplane.audit.main import log
     from kvplane.db.database import Database

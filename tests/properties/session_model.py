@@ -224,11 +224,14 @@ class SessionModel:
         last = [s for s in ended if s.due_us == last_us]
         return answer if answer in last else next(iter(last), NotFound)
 
-    def _end(self, call: calls.End, answer: Any) -> Session | type[Exception]:
-        session = self._get(call.tenant, call.ref, answer)
-        if not isinstance(session, Session) or session.state is not ACTIVE:
+    def _end(self, call: calls.End, answer: Any) -> tuple[Session, bool] | type[Exception]:
+        given = answer[0] if isinstance(answer, tuple) else answer
+        session = self._get(call.tenant, call.ref, given)
+        if not isinstance(session, Session):
             return session
-        return self._ended(session, SessionState.ENDED, CONFIG.free_retry_s)
+        if session.state is not ACTIVE:
+            return session, False
+        return self._ended(session, SessionState.ENDED, CONFIG.free_retry_s), True
 
     def _ended(self, session: Session, state: SessionState, free_in_s: float) -> Session:
         key = (session.tenant_id, session.session_id)

@@ -19,8 +19,10 @@ async def test_ending_frees_at_once_and_may_be_repeated(registry):
     assert ended.session.state == pb.SESSION_STATE_ENDED
     assert not ended.session.HasField("expire_time")
     assert registry.leases.freed == [("default", session_id)]
-    assert await service.EndSession(pb.EndSessionRequest(session_id=session_id)) == ended
-    assert await service.EndSession(pb.EndSessionRequest(name="chat")) == ended
+    assert not ended.already_ended
+    for request in ({"session_id": session_id}, {"name": "chat"}):
+        again = await service.EndSession(pb.EndSessionRequest(**request))
+        assert again == pb.EndSessionResponse(session=ended.session, already_ended=True)
     assert len(registry.leases.freed) == 1
     assert await registry.execute(DUE) == [(0,)]
 

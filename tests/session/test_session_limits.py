@@ -147,6 +147,33 @@ async def test_what_was_used_before_there_was_a_limit_is_no_debt(sqlite):
     await part.servicer.BeginTurn(begin("r11", "s", tokens=10))
 
 
+async def test_a_session_that_is_made_is_a_request(registry):
+    registry.quotas["a"] = hard(requests_per_second=ONE_AT_ONCE)
+    one, two = registry.replica(), registry.replica()
+    create = pb.CreateSessionRequest(name="s1", model="m")
+    with tenant("a"):
+        assert (await one.servicer.CreateSession(create)).created
+        # One that is there is only found.
+        assert not (await two.servicer.CreateSession(create)).created
+        more = pb.CreateSessionRequest(name="s2", model="m")
+        for request, method in ((more, "CreateSession"), (begin("r1", "s1"), "BeginTurn")):
+            error = await refused(two, request, method)
+            assert error.metadata == {"quota": "requests_per_second"}
+            assert error.retry_after == pytest.approx(1 / ONE_AT_ONCE, rel=0.2)
+        assert await counts(registry) == (1, 0)
+
+
+async def test_a_session_that_is_refused_is_not_charged(sqlite):
+    sqlite.quotas[""] = hard(requests_per_second=0.2, sessions=1)  # two at once
+    part = sqlite.replica()
+    await part.servicer.CreateSession(pb.CreateSessionRequest(name="s1", model="m"))
+    for name in ("s2", "s3"):
+        more = pb.CreateSessionRequest(name=name, model="m")
+        assert (await refused(part, more, "CreateSession")).metadata == {"quota": "sessions"}
+    await part.servicer.BeginTurn(begin("r1", "s1"))
+    await refused(part, begin("r2", "s1"))
+
+
 # -- sessions ---------------------------------------------------------------------
 
 
@@ -257,7 +284,8 @@ async def test_turns_without_a_session_are_forgotten(sqlite):
 
 
 async def test_create_session_knows_hard_limits_only(registry):
-    registry.quotas[""] = Quotas(soft=Limits(sessions=1), hard=Limits(sessions=2))
+    soft_ones = Limits(sessions=1, requests_per_second=ONE_AT_ONCE)
+    registry.quotas[""] = Quotas(soft=soft_ones, hard=Limits(sessions=2))
     part = registry.replica()
     for name in ("s1", "s2"):
         await part.servicer.CreateSession(pb.CreateSessionRequest(name=name, model="m"))

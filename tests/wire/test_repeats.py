@@ -66,7 +66,7 @@ WRITES: dict[str, Again | None] = {
     "WorkerService/DrainWorker": None,
     "WorkerService/DeregisterWorker": None,
     "SessionService/CreateSession": Again("it says who made it", fields={"created": False}),
-    "SessionService/EndSession": None,
+    "SessionService/EndSession": Again("it says who ended it", fields={"already_ended": True}),
     "SessionService/BeginTurn": None,
     "SessionService/CompleteTurn": None,
     "TenantService/CreateTenant": Again("the name is taken", error="ALREADY_EXISTS"),

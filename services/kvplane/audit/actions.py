@@ -15,6 +15,10 @@ def _nothing(_message: Message) -> str:
     return ""
 
 
+def _never(_message: Message) -> bool:
+    return False
+
+
 def _always(_caller: Caller) -> bool:
     return True
 
@@ -45,6 +49,8 @@ class Action:
     # From the answer, where that knows better.
     done_to: Callable[[Message], str] = _nothing
     done_for: Callable[[Message], str] = _nothing
+    # From the answer: nothing was changed, so nothing is to be kept of it.
+    in_vain: Callable[[Message], bool] = _never
     # Whose calls.
     whose: Callable[[Caller], bool] = _always
 
@@ -95,6 +101,7 @@ ACTIONS: Final[Mapping[str, Mapping[str, Action]]] = {
         "EndSession": Action(
             target=lambda request: str(request.session_id or request.name),
             done_to=lambda answer: str(answer.session.session_id),
+            in_vain=lambda answer: bool(answer.already_ended),
         ),
     },
     "LeaseService": {

@@ -53,6 +53,9 @@ def _written_down(call: _Call, log: AuditLog, name: str, action: Action) -> _Cal
                 reason = error.reason if isinstance(error, KvplaneError) else Internal.reason
                 await log.finish(event_id, Ending(Outcome.REFUSED, reason))
             raise
+        if action.in_vain(answer):
+            await log.drop(event_id)
+            return answer
         ending = Ending(
             Outcome.DONE,
             tenant_id=written(action.done_for(answer), domain.TENANT_LENGTH),

@@ -108,7 +108,7 @@ class SessionService:
     async def create(self, tenant_id: str, name: str, model: str) -> tuple[Session, bool]:
         """Return the active session of that name, and whether it is new.
 
-        Raises QuotaExceeded when there are as many as the tenant may have.
+        Raises QuotaExceeded beyond a hard limit.
         """
         quotas = await self._quotas.of(tenant_id)
         session, created = await self._store.create(
@@ -129,13 +129,16 @@ class SessionService:
         """Return a page of sessions, newest first."""
         return await self._store.list_sessions(tenant_id, which, after, limit)
 
-    async def end(self, tenant_id: str, ref: SessionRef) -> Session:
-        """End a session and free its blocks, now or as soon as the lease service is back."""
-        session = await self._store.end(tenant_id, ref)
+    async def end(self, tenant_id: str, ref: SessionRef) -> tuple[Session, bool]:
+        """End a session, and return whether it was active.
+
+        Its blocks are freed, now or as soon as the lease service is back. Raises NotFound.
+        """
+        session, was_active = await self._store.end(tenant_id, ref)
         self._hub.publish(session)
         if session.free_due_us is not None:
             await self._free(FreeTask(tenant_id, session.session_id, session.free_due_us))
-        return session
+        return session, was_active
 
     async def watch(self, tenant_id: str, session_id: str = "") -> AsyncIterator[Session]:
         """Yield the present state, then changes; only the newest of several of one session.

@@ -19,7 +19,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def CreateSession(
         self, request: pb.CreateSessionRequest, context: Any = None
     ) -> pb.CreateSessionResponse:
-        """Return the active session of a name, made if it is new."""
+        """Return the active session of a name, made if it is new. Raises QuotaExceeded."""
         name, model = codec.name_and_model(request)
         session, created = await self._service.create(caller().tenant_id, name, model)
         return pb.CreateSessionResponse(session=codec.session_message(session), created=created)
@@ -48,8 +48,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self, request: pb.EndSessionRequest, context: Any = None
     ) -> pb.EndSessionResponse:
         """End a session."""
-        session = await self._service.end(caller().tenant_id, codec.session_ref(request))
-        return pb.EndSessionResponse(session=codec.session_message(session))
+        session, was_active = await self._service.end(
+            caller().tenant_id, codec.session_ref(request)
+        )
+        return pb.EndSessionResponse(
+            session=codec.session_message(session), already_ended=not was_active
+        )
 
     async def WatchSessions(
         self, request: pb.WatchSessionsRequest, context: Any = None

@@ -119,7 +119,7 @@ def begin_turns(
         without.unheld = gate.known(todo.keys())
         for request_id, wish in todo.items():
             if request_id not in without.unheld:
-                without.add(wish.request, gate.judge(wish.request))
+                without.add(wish.request, gate.judge(wish.request.ask))
         todo = {i: wish for i, wish in todo.items() if not without.has(i)}
     if todo:
         targets, locked = _targets(tx, tenant_id, list(todo.values()), config, gate, without)

@@ -12,7 +12,7 @@ from kvplane.kernel.errors import QuotaExceeded
 from kvplane.kernel.limits import Quotas
 from kvplane.session import domain, quota
 from kvplane.session.domain import BeginTurn
-from kvplane.session.quota import Ask, OverQuota, Used
+from kvplane.session.quota import NOTHING, Ask, OverQuota, Used
 from kvplane.session.sql_rows import IN_TENANT
 from kvplane.session.sql_usage import count_active, read_corrections
 from kvplane.session.tables import tenant_rates, unheld_turns
@@ -125,12 +125,19 @@ class Gate:
         rows = _UNHELD.one(self._tx, tenant=self._tenant_id, ids=id_list(self._tx, request_ids))
         return {row[0]: Unheld(row[1], OverQuota(row[2])) for row in rows}
 
-    def judge(self, request: BeginTurn) -> OverQuota | QuotaExceeded | None:
+    def judge(self, ask: Ask) -> OverQuota | QuotaExceeded | None:
         """Decide about a turn by its size and the rates."""
-        verdict = quota.judge(self._used, self._quotas, request.ask)
+        verdict = quota.judge(self._used, self._quotas, ask)
         if not isinstance(verdict, QuotaExceeded):
-            self._used = quota.charged(self._used, request.ask, held=verdict is None)
+            self._used = quota.charged(self._used, ask, held=verdict is None)
         return verdict
+
+    def create(self) -> None:
+        """Charge a session that is made without a turn. Raises QuotaExceeded."""
+        for verdict in (self.judge(NOTHING), self.judge_session()):
+            if isinstance(verdict, QuotaExceeded):
+                raise verdict
+        self._write(self._used)
 
     def judge_session(self) -> OverQuota | QuotaExceeded | None:
         """Decide about one session more, which is counted if it may be made."""
@@ -157,11 +164,14 @@ class Gate:
             used = quota.charged(used, request.ask, held=False)
         if used is self._base:
             return
+        self._write(used)
+        if unheld:
+            _INSERT_UNHELD.many(self._tx, [self._row(*item) for item in unheld])
+
+    def _write(self, used: Used) -> None:
         values = {name: getattr(used, name) for name in _USED}
         values |= zip(_SETTLED, self._settled, strict=True)
         _SAVE.one(self._tx, tenant=self._tenant_id, **values)
-        if unheld:
-            _INSERT_UNHELD.many(self._tx, [self._row(*item) for item in unheld])
 
     def _row(self, request: BeginTurn, over: OverQuota) -> dict[str, object]:
         return {

@@ -73,7 +73,8 @@ class SessionStore(Protocol):
     ) -> tuple[Session, bool]:
         """Return the active session of that name and whether it was made now, with that id.
 
-        Raises QuotaExceeded when that would be one more than the tenant may have.
+        One that is made counts as a request without tokens. Raises QuotaExceeded beyond a
+        hard limit; soft ones do not matter.
         """
         ...
 
@@ -84,10 +85,11 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def end(self, tenant_id: str, ref: SessionRef) -> Session:
-        """End it if it is active; it can no longer be found by name or history.
+    async def end(self, tenant_id: str, ref: SessionRef) -> tuple[Session, bool]:
+        """End it if it is active, and return whether it was.
 
-        `free_due_us` is set as long as its blocks are not known to be free. Raises NotFound.
+        It can no longer be found by name or history. `free_due_us` is set as long as its
+        blocks are not known to be free. Raises NotFound.
         """
         ...
 

@@ -6,7 +6,7 @@ from sqlalchemy import Select, delete, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from kvplane.db.database import Database, Tx
-from kvplane.kernel.errors import KvplaneError, NotFound, QuotaExceeded, Unavailable
+from kvplane.kernel.errors import KvplaneError, NotFound, Unavailable
 from kvplane.kernel.limits import Quotas
 from kvplane.session import domain, sql_rows
 from kvplane.session.domain import (
@@ -84,25 +84,23 @@ class SqlSessionStore:
         self, tenant_id: str, name: str, model: str, session_id: str, quotas: Quotas
     ) -> tuple[Session, bool]:
         """See SessionStore."""
-        limited = quotas.hard.sessions > 0
 
         def operation(tx: Tx) -> tuple[Session, bool] | None:
             ref = SessionRef(name=name)
-            gate = open_gate(tx, tenant_id, quotas) if limited else None
+            gate = open_gate(tx, tenant_id, quotas)
             for _ in range(_TRIES):
                 found = _find(tx, tenant_id, ref)
                 if found is not None and found.state is SessionState.ACTIVE:
                     return found, found.session_id == session_id
-                verdict = gate.judge_session() if gate is not None else None
-                if isinstance(verdict, QuotaExceeded):
-                    raise verdict
+                if gate is not None:
+                    gate.create()
                 made = domain.new_session(
                     tenant_id, session_id, name, model, tx.now_us(), self._config
                 )
                 sql_rows.NEW_SESSIONS.many(tx, [session_values(made)])
             return None
 
-        order = _begins(tenant_id) if limited else ""
+        order = _begins(tenant_id) if concerns_turns(quotas) else ""
         answer = await self._database.run(operation, order=order)
         if answer is None:
             raise Unavailable("the session is changing too fast", retry_after=0.1)
@@ -112,20 +110,20 @@ class SqlSessionStore:
         """See SessionStore."""
         return await self._database.read(lambda tx: _existing(tx, tenant_id, ref))
 
-    async def end(self, tenant_id: str, ref: SessionRef) -> Session:
+    async def end(self, tenant_id: str, ref: SessionRef) -> tuple[Session, bool]:
         """See SessionStore."""
 
-        def operation(tx: Tx) -> Session:
+        def operation(tx: Tx) -> tuple[Session, bool]:
             session_id = _existing(tx, tenant_id, ref).session_id
             locked = sql_rows.locked_sessions(tx, tenant_id, [session_id])
             if session_id not in locked:  # forgotten meanwhile
                 raise NotFound("session", ref.session_id or ref.name)
             session = locked[session_id]
             if session.state is not SessionState.ACTIVE:
-                return session
+                return session, False
             ended = domain.end(session, SessionState.ENDED, tx.now_us(), self._config)
             _save_ended(tx, [ended])
-            return ended
+            return ended, True
 
         return await self._database.run(operation)
 

@@ -134,10 +134,12 @@ class EndSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class EndSessionResponse(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "already_ended")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_ENDED_FIELD_NUMBER: _ClassVar[int]
     session: Session
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+    already_ended: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., already_ended: bool = ...) -> None: ...
 
 class WatchSessionsRequest(_message.Message):
     __slots__ = ("session_id",)

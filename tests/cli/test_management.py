@@ -48,16 +48,19 @@ def test_quotas(cli):
         "requests_per_second": 0.5, "tokens_per_second": 60.0, "request_bytes": 70,
     }  # fmt: skip
     assert set(every) == set(none["hard"])
-    for level, prefix in (("hard", "--"), ("soft", "--soft-")):
+    soft = {name: value for name, value in every.items() if name != "live_leases"}
+    for level, prefix, wanted in (("hard", "--", every), ("soft", "--soft-", soft)):
         options = [
             word
-            for name, value in every.items()
+            for name, value in wanted.items()
             for word in (prefix + name.replace("_", "-"), str(value))
         ]
-        assert cli("quotas", "set", "limited", *options, "--json").json[level] == every
+        told = cli("quotas", "set", "limited", *options, "--json").json[level]
+        assert told == {"live_leases": None, **wanted}
     changed = cli("quotas", "set", "limited", "--sessions", "0", "--soft-sessions", "5", "--json")
     assert changed.json["hard"] == {**every, "sessions": None}
-    assert changed.json["soft"] == {**every, "sessions": 5}
+    assert changed.json["soft"] == {**soft, "sessions": 5, "live_leases": None}
+    assert cli("quotas", "set", "limited", "--soft-live-leases", "1").code == 2
     assert cli("quotas", "get", "limited", "--json").json == changed.json
     assert cli("quotas", "get", "limited").rows[1] == ["sessions", "5", "-"]
 

@@ -9,6 +9,8 @@ from kvplane.client.quotas import QuotaBook
 from kvplane.kernel.errors import InvalidField, NotFound
 from kvplane.kernel.limits import Limits, Quotas
 from kvplane.tenant.domain import LIMIT_NAMES
+from kvplane.tenant.tables import SOFT, tenant_limits
+from sqlalchemy import update
 
 
 async def change(service, tenant_id="default", soft=None, hard=None):
@@ -36,11 +38,26 @@ async def test_limits_that_are_not_named_stay_and_0_takes_one_away(directory):
 async def test_every_limit_is_kept(directory):
     service = directory.replica().servicer
     every = {name: number + 1 for number, name in enumerate(LIMIT_NAMES)}
-    await change(service, soft=every, hard={name: value + 1 for name, value in every.items()})
+    soft = {name: value for name, value in every.items() if name != "live_leases"}
+    hard = {name: value + 1 for name, value in every.items()}
+    await change(service, soft=soft, hard=hard)
     book = QuotaBook(service, directory.clock)
-    assert await book.of("default") == Quotas(
-        soft=Limits(**every), hard=Limits(**{name: value + 1 for name, value in every.items()})
-    )
+    assert await book.of("default") == Quotas(soft=Limits(**soft), hard=Limits(**hard))
+
+
+async def test_leases_have_no_soft_limit(directory):
+    service = directory.replica().servicer
+    with pytest.raises(InvalidField, match="set the hard one") as caught:
+        await change(service, soft={"sessions": 5, "live_leases": 1}, hard={"live_leases": 2})
+    assert caught.value.metadata == {"field": "quotas.soft.live_leases"}
+    assert await now(service) == pb.Quotas(soft={}, hard={})
+    # One that was stored when there was such a limit is in nobody's way.
+    await change(service, soft={"sessions": 5, "live_leases": 0})
+    stored = update(tenant_limits).where(tenant_limits.c.level == SOFT).values(live_leases=50)
+    await directory.databases[0].run(lambda tx: tx.connection.execute(stored) and None)
+    assert await now(service) == pb.Quotas(soft={"sessions": 5}, hard={})
+    told = await change(service, hard={"live_leases": 40})
+    assert told == pb.Quotas(soft={"sessions": 5}, hard={"live_leases": 40})
 
 
 @pytest.mark.parametrize("level", ["soft", "hard"])

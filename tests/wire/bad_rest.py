@@ -185,6 +185,7 @@ TENANT: Final[dict[str, list[Bad]]] = {
     "SetQuotas": [
         *bad("tenant_id", *TENANTS),
         *bad("quotas.soft.sessions", *COUNTS, MOST),
+        *bad("quotas.soft.live_leases", 1),
         *bad("quotas.hard.held_tokens", *COUNTS, MOST),
         *bad("quotas.hard.requests_per_second", -0.1, float("nan"), float("inf"), 1e16),
         *bad("quotas.soft.tokens_per_second", -1.0, float("nan")),

@@ -79,6 +79,16 @@ def changes(field: str, limits: pb.Limits) -> Changes:
     return found
 
 
+def soft_changes(limits: pb.Limits) -> Changes:
+    """Return the soft limits that are there; of leases there is none."""
+    found = changes("quotas.soft", limits)
+    if found.get("live_leases"):
+        raise InvalidField(
+            "quotas.soft.live_leases", "is no soft limit: leave it out and set the hard one"
+        )
+    return found
+
+
 def page_token(last: Tenant) -> str:
     """Return where the next page begins."""
     return base64.urlsafe_b64encode(last.tenant_id.encode()).decode()

@@ -82,7 +82,7 @@ class TenantServicer(tenant_pb2_grpc.TenantServiceServicer):
     ) -> pb.SetQuotasResponse:
         """Change some of a tenant's limits."""
         tenant_id = validate.tenant_id("tenant_id", request.tenant_id)
-        soft = codec.changes("quotas.soft", request.quotas.soft)
+        soft = codec.soft_changes(request.quotas.soft)
         hard = codec.changes("quotas.hard", request.quotas.hard)
         quotas = await self._service.set_quotas(tenant_id, soft, hard)
         return pb.SetQuotasResponse(quotas=codec.quotas_message(quotas))

@@ -1,7 +1,7 @@
 """Tenants, API keys and limits over SQLite and PostgreSQL."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
@@ -220,7 +220,9 @@ def _key_of(values: Mapping[Any, Any]) -> ApiKey:
 def _quotas_of(tx: Tx, tenant_id: str) -> Quotas:
     statement = select(tenant_limits).where(tenant_limits.c.tenant_id == tenant_id)
     found = {row.level: _limits_of(row._mapping) for row in tx.connection.execute(statement)}
-    return Quotas(soft=found.get(SOFT, NO_LIMITS), hard=found.get(HARD, NO_LIMITS))
+    # A soft limit of leases could once be stored; it never did anything.
+    soft = replace(found.get(SOFT, NO_LIMITS), live_leases=0)
+    return Quotas(soft=soft, hard=found.get(HARD, NO_LIMITS))
 
 
 def _limits_of(values: Mapping[Any, Any]) -> Limits:

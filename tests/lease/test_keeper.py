@@ -288,6 +288,30 @@ async def test_two_replicas_free_no_more_than_needed(real_postgres: Plane, quota
     assert len(await held(one, "t")) + len(await held(one, "u")) == 90
 
 
+async def test_what_another_replica_has_freed_is_beyond_no_soft_limit(
+    replica: Replica, quotas: Quotes, monkeypatch: pytest.MonkeyPatch
+):
+    """Else the two would choose differently, and free more than needed."""
+    quotas.set("t", soft=Limits(held_blocks=5), hard=Limits(held_blocks=5))
+    await hello(replica, 12)
+    await burst(replica, "t", 10)
+    await burst(replica, "large", 9)
+    store = replica.part.keeper._store
+    before = await store.stock()
+    holds, _ = await store.holds_of("t")
+    await store.free_holds(Bound(tenant_id="t", blocks=5), holds)
+
+    stocks = [before]
+    now = store.stock
+
+    async def stock():
+        return stocks.pop() if stocks else await now()
+
+    monkeypatch.setattr(store, "stock", stock)
+    assert await keep(replica) == 2
+    assert (len(await held(replica, "t")), len(await held(replica, "large"))) == (5, 7)
+
+
 async def test_two_replicas_count_each_second_once(real_postgres: Plane):
     plane = real_postgres
     one, two = plane.replica(), plane.replica()

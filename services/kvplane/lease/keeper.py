@@ -49,10 +49,11 @@ class Keeper:
                     freed += 1
         for worker_id, most in sorted(stock.limits.items()):
             if on_worker[worker_id].blocks > most:
-                for hold in await self._free_on_worker(worker_id, most, _beyond(held, quotas)):
-                    freed += 1
-                    if hold.tenant_id in held:  # else it came after the stock was taken
-                        held[hold.tenant_id] -= hold.amount
+                beyond = _beyond(held, quotas)
+                if beyond:  # perhaps no more: other replicas free too, and must choose the same
+                    held = (await self._store.stock()).by_tenant()
+                    beyond = _beyond(held, quotas)
+                freed += len(await self._free_on_worker(worker_id, most, beyond))
         return freed
 
     async def usage(self, tenant_id: str) -> Usage:
@@ -97,5 +98,6 @@ def _beyond(held: Mapping[str, Amount], quotas: Mapping[str, Quotas]) -> dict[st
     excess = {
         tenant_id: bound_of(tenant_id, quotas[tenant_id].soft).excess(amount)
         for tenant_id, amount in held.items()
+        if tenant_id in quotas  # else it came after they were asked for
     }
     return {tenant_id: amount for tenant_id, amount in excess.items() if amount.some}

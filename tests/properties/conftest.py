@@ -38,3 +38,11 @@ def machine_settings(url: str) -> settings:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+@pytest.fixture
+def fewer(machine_settings: settings) -> settings:
+    """For machines beside those: a part of their work."""
+    if settings.get_current_profile_name() == "search":
+        return machine_settings
+    return settings(machine_settings, max_examples=machine_settings.max_examples // 5)

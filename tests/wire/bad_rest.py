@@ -117,6 +117,7 @@ WORKERS: Final[dict[str, list[Bad]]] = {
     "ListWorkers": [
         *bad("role", 4, -1),
         *bad("states[0]", 0, 99),
+        *bad("states", [1] * 1001, says="at most"),
         *bad("model", *WORDS),
         *bad("page_size", *SIZES),
         *bad("page_token", *TOKENS[:2], *TOKENS[5:8], "====", "LWE="),
@@ -133,6 +134,7 @@ SESSION: Final[dict[str, list[Bad]]] = {
     ],
     "ListSessions": [
         *bad("states[0]", 0, 99),
+        *bad("states", [1] * 1001, says="at most"),
         *bad("model", *MODELS[1:]),
         *bad("worker_id", *IDENTIFIERS[1:]),
         *bad("page_size", *SIZES),

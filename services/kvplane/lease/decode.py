@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -263,20 +263,22 @@ def lease_ref(at: str, lease_id: str, fencing_token: int) -> LeaseRef:
     return LeaseRef(lease_id, fencing_token)
 
 
-def ownership_states(values: Iterable[int]) -> list[OwnershipState]:
+def ownership_states(values: Sequence[int]) -> list[OwnershipState]:
     """Return a filter by state."""
-    known = set(OwnershipState)
-    if unknown := [value for value in values if value not in known]:
-        raise InvalidField("states", f"unknown state {unknown[0]}")
-    return [OwnershipState(value) for value in values]
+    return [OwnershipState(value) for value in _states(values, set(OwnershipState))]
 
 
-def lease_states(values: Iterable[int]) -> list[LeaseState]:
+def lease_states(values: Sequence[int]) -> list[LeaseState]:
     """Return a filter by state."""
-    known = set(LeaseState)
+    return [LeaseState(value) for value in _states(values, set(LeaseState))]
+
+
+def _states(values: Sequence[int], known: Container[int]) -> list[int]:
+    """Return them once each: they are parameters of a statement."""
+    at_most_items("states", len(values), MAX_BATCH)
     if unknown := [value for value in values if value not in known]:
         raise InvalidField("states", f"unknown state {unknown[0]}")
-    return [LeaseState(value) for value in values]
+    return sorted(set(values))
 
 
 def filters(session_id: str, worker_id: str) -> tuple[str, str]:

@@ -101,6 +101,7 @@ def epoch(value: int) -> int:
 def worker_filter(request: routing_pb2.ListWorkersRequest) -> WorkerFilter:
     """Check what to list. Raises InvalidField."""
     _text("model", request.model)
+    validate.at_most_items("states", len(request.states), _MAX_ITEMS)
     states = tuple(_state(f"states[{i}]", state) for i, state in enumerate(request.states))
     return WorkerFilter(
         _role("role", request.role) if request.role else None, states, request.model

@@ -28,6 +28,7 @@ NAME_BYTES = 512
 MODEL_BYTES = 256
 ID_BYTES = 128
 MAX_HISTORY = 64
+_MAX_STATES = 1000
 MAX_TOKENS = 1_000_000_000
 # Guesses; what routing takes.
 _MAX_ESTIMATE = 2**53
@@ -125,6 +126,7 @@ def list_request(
     request: pb.ListSessionsRequest,
 ) -> tuple[SessionFilter, tuple[int, str] | None, int]:
     """Check a ListSessionsRequest: filter, where to go on, how many."""
+    validate.at_most_items("states", len(request.states), _MAX_STATES)
     states: list[SessionState] = []
     for index, state in enumerate(request.states):
         try:

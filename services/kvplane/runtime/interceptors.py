@@ -18,9 +18,10 @@ from kvplane.runtime.auth import Authenticator
 from kvplane.runtime.logs import CallLog
 from kvplane.runtime.metrics import MethodMetrics, RpcMetrics
 from kvplane.runtime.permissions import check_role, check_worker
+from kvplane.runtime.places import NOBODY, Places, owner
 from kvplane.runtime.status import CODES, DETAILS_KEY, to_status
 from kvplane.runtime.tls import peer_identity
-from kvplane.runtime.unreadable import Unreadable, complaint, lenient, readable
+from kvplane.runtime.unreadable import Parse, read, read_all
 
 _OURS: Final = "/kvplane."
 
@@ -53,6 +54,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._call_log = CallLog()
         self._handlers: dict[str, Any] = {}
         self._streams: set[asyncio.Task[Any]] = set()
+        self._places = Places()
         self._draining = False
 
     def end_streams(self) -> None:
@@ -77,6 +79,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _wrap(self, method: str, handler: Any) -> Any:
+        parse = handler.request_deserializer
         if handler.response_streaming:
             make = (
                 grpc.stream_stream_rpc_method_handler
@@ -86,31 +89,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             behaviour = self._stream(
                 method,
                 handler.stream_stream or handler.unary_stream,
+                parse,
                 many=handler.request_streaming,
             )
         elif method.startswith(_OURS):
             make = grpc.unary_unary_rpc_method_handler
-            behaviour = self._unary(method, handler.unary_unary)
+            behaviour = self._unary(method, handler.unary_unary, parse)
         else:
             return handler
-        read = handler.request_deserializer
-        if method.startswith(_OURS):
-            read = lenient(read)
-        return make(behaviour, read, handler.response_serializer)
+        # Ours are read when we know who calls.
+        early = None if method.startswith(_OURS) else parse
+        return make(behaviour, early, handler.response_serializer)
 
-    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
+    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]], parse: Parse) -> Any:
         name = _short_name(method)
         metrics = self._metrics.method(name, streaming=False)
 
-        async def call(request: Any, context: Any) -> Any:
+        async def call(raw: bytes, context: Any) -> Any:
             started = self._clock.monotonic()
             metrics.begin()
             code = "CANCELLED"
             try:
                 try:
                     who = await self._enter(method, context)
-                    if isinstance(request, Unreadable):
-                        raise complaint(request, method)
+                    request = read(parse, raw, method)
                     check_worker(who, method, request)
                     if context.time_remaining() is not None:  # gRPC cancels us at its end
                         answer = await behaviour(request, context)
@@ -138,7 +140,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise _Late(f"no answer within {self._default_deadline:g} s") from None
             raise
 
-    def _stream(self, method: str, behaviour: Callable[..., Any], *, many: bool) -> Any:
+    def _stream(
+        self, method: str, behaviour: Callable[..., Any], parse: Parse, *, many: bool
+    ) -> Any:
         ours = method.startswith(_OURS)
         name = _short_name(method)
         metrics = self._metrics.method(name, streaming=True)
@@ -151,25 +155,31 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             assert task is not None
             self._streams.add(task)
             watch = _Watch(task)
+            place: str | None = None
             failure: KvplaneError
             try:
                 try:
                     if self._draining:
                         raise _draining()
-                    if ours:
+                    if not ours:
+                        place = self._places.take(NOBODY)
+                    else:
                         who = await self._enter(method, context)
-                        if isinstance(request, Unreadable):
-                            raise complaint(request, method)
+                        place = self._places.take(owner(who))
                         if many:
-                            request = _checked(readable(request, method), method, who)
+                            request = _checked(read_all(parse, request, method), method, who)
                         else:
+                            request = read(parse, request, method)
                             check_worker(who, method, request)
                         if self._authenticator.again_s:
                             watch.begin(self._until_refused(method, context))
-                    answers = aiter(behaviour(request, context))
-                    async with contextlib.aclosing(answers):
-                        async for answer in answers:
-                            yield answer
+                    answers = behaviour(request, context)
+                    if asyncio.iscoroutine(answers):  # gRPC's own health writes by itself
+                        await answers
+                    else:
+                        async with contextlib.aclosing(answers):
+                            async for answer in answers:
+                                yield answer
                     code = "OK"
                     return
                 except asyncio.CancelledError:
@@ -184,6 +194,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await _abort(context, failure)
             finally:
                 self._streams.discard(task)
+                if place is not None:
+                    self._places.give_back(place)
                 watch.end()
                 self._note(name, code, started, metrics)
 

@@ -13,35 +13,27 @@ from kvplane.kernel.errors import InvalidField
 
 _STRING: Final = FieldDescriptor.TYPE_STRING
 
-
-class Unreadable:
-    """What came in place of a message."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
+Parse = Callable[[bytes], Any]
 
 
-def lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return the deserializer, but that gives an `Unreadable` where it would raise."""
+def read(parse: Parse, raw: bytes, method: str) -> Any:
+    """Return the message of `method` that `raw` is. Raises InvalidField.
 
-    def read(raw: bytes) -> Any:
-        try:
-            return deserialize(raw)
-        except DecodeError:
-            return Unreadable(raw)
+    After the caller is known: a message may take a hundred times its bytes in memory.
+    """
+    try:
+        return parse(raw)
+    except DecodeError:
+        raise _complaint(raw, method) from None
 
-    return read
 
-
-async def readable(requests: AsyncIterator[Any], method: str) -> AsyncIterator[Any]:
+async def read_all(parse: Parse, requests: AsyncIterator[bytes], method: str) -> AsyncIterator[Any]:
     """Yield the messages of a stream of `method`. Raises InvalidField at an unreadable one."""
-    async for request in requests:
-        if isinstance(request, Unreadable):
-            raise complaint(request, method)
-        yield request
+    async for raw in requests:
+        yield read(parse, raw, method)
 
 
-def complaint(request: Unreadable, method: str) -> InvalidField:
+def _complaint(raw: bytes, method: str) -> InvalidField:
     """Return what is wrong: a text that is not UTF-8, or else the whole request.
 
     `method` is ``/package.Service/Method``.
@@ -50,7 +42,7 @@ def complaint(request: Unreadable, method: str) -> InvalidField:
     wanted = descriptor_pool.Default().FindMethodByName(name).input_type
     twin = _with_bytes_for_texts(wanted)()
     try:
-        twin.ParseFromString(request.raw)
+        twin.ParseFromString(raw)
     except DecodeError:
         return InvalidField("request", f"is not a {wanted.name} message; use the stubs of protos/")
     field = _not_text(twin, wanted)

@@ -138,6 +138,23 @@ async def test_what_ends_again_does_not_fill_the_log(book):
     assert await events(book) == first
 
 
+async def test_nobody_asked_to_hold_longer_is_not_kept(book):
+    answer = lease_pb2.ExtendHoldResponse()
+
+    class Holds:
+        async def ExtendHold(self, _request, context=None):
+            return answer
+
+    wrapped = audited(Holds(), book.log(), "LeaseService")
+    request = lease_pb2.ExtendHoldRequest(session_id="never-was", hold={"seconds": 5})
+    for who in (TENANT, OPERATOR):
+        assert await as_(who, wrapped.ExtendHold, request) is answer
+    assert await events(book) == []
+    answer.asked = 1
+    await as_(TENANT, wrapped.ExtendHold, request)
+    assert [event.detail for event in await events(book)] == ["hold=5s"]
+
+
 async def test_what_cannot_be_written_down_is_not_done(tmp_path):
     from kvplane.audit.main import log
     from kvplane.db.database import Database
@@ -278,7 +295,7 @@ REQUESTS = {
     ),
     "LeaseService/ExtendHold": (
         lease_pb2.ExtendHoldRequest(session_id="s", hold={"seconds": 5}),
-        lease_pb2.ExtendHoldResponse(),
+        lease_pb2.ExtendHoldResponse(asked=1),
         ("acme", "s", "hold=5s"),
     ),
     "LeaseService/FreeSession": (

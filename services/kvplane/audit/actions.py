@@ -107,7 +107,9 @@ ACTIONS: Final[Mapping[str, Mapping[str, Action]]] = {
     "LeaseService": {
         "RevokeLease": Action(target=_the("lease_id"), whose=_asked_for),
         "ExtendHold": Action(
-            target=_session_id, detail=lambda request: f"hold={request.hold.seconds}s"
+            target=_session_id,
+            detail=lambda request: f"hold={request.hold.seconds}s",
+            in_vain=lambda answer: not answer.asked,
         ),
         "FreeSession": Action(target=_session_id, whose=_operators),
     },

@@ -147,6 +147,16 @@ async def test_what_was_used_before_there_was_a_limit_is_no_debt(sqlite):
     await part.servicer.BeginTurn(begin("r11", "s", tokens=10))
 
 
+async def test_what_another_limit_let_in_is_no_debt(sqlite):
+    """Whoever has a limit has a bucket for each, but pays into those that are limited only."""
+    part = sqlite.replica()
+    sqlite.quotas[""] = hard(requests_per_second=1)
+    await part.servicer.BeginTurn(begin("r1", "s", tokens=10**6))
+    sqlite.quotas[""] = hard(requests_per_second=1, tokens_per_second=1)
+    await part.servicer.BeginTurn(begin("r2", "s", tokens=10))
+    await refused(part, begin("r3", "s", tokens=1))
+
+
 async def test_a_session_that_is_made_is_a_request(registry):
     registry.quotas["a"] = hard(requests_per_second=ONE_AT_ONCE)
     one, two = registry.replica(), registry.replica()

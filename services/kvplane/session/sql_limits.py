@@ -169,6 +169,8 @@ class Gate:
             _INSERT_UNHELD.many(self._tx, [self._row(*item) for item in unheld])
 
     def _write(self, used: Used) -> None:
+        # What no limit counts is no debt when there is one later.
+        used = quota.drained(used, self._quotas, self._now_us)
         values = {name: getattr(used, name) for name in _USED}
         values |= zip(_SETTLED, self._settled, strict=True)
         _SAVE.one(self._tx, tenant=self._tenant_id, **values)

@@ -358,6 +358,7 @@ class Control:
         )
 
     async def EndSession(self, request):
+        await self._before("EndSession", request)
         self.ended.append((caller().tenant_id, request.name))
         return session.EndSessionResponse(session=session.Session(session_id="session-9"))
 

@@ -1,6 +1,8 @@
 """The HTTP face: bad input, models, operations, and OpenAI's own client."""
 
+import gzip
 import json
+import zlib
 
 import openai
 import pytest
@@ -8,6 +10,7 @@ from gateway.bench import chunk, sse
 from kvplane.api.session.v1 import session_pb2 as session
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+GOOD = json.dumps({"model": "tiny", "messages": MESSAGES}).encode()
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,36 @@ async def test_a_body_that_is_too_large(bench):
     assert status == 413
     assert json.loads(raw)["error"]["param"] == "body"
     assert bench.control.routes == []
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "status"),
+    [
+        (gzip.compress(GOOD), "gzip", 200),
+        (zlib.compress(GOOD), "deflate", 200),
+        (gzip.compress(GOOD[:9]) + gzip.compress(GOOD[9:]), "gzip", 200),
+        (gzip.compress(b" " * 5_000_000 + GOOD), "gzip", 413),
+        (gzip.compress(b"") * 2_000 + gzip.compress(GOOD), "gzip", 400),
+        (gzip.compress(GOOD) + b"more", "gzip", 400),
+        (gzip.compress(gzip.compress(GOOD)), "gzip", 400),
+        (GOOD, "gzip", 400),
+    ],
+)
+async def test_bodies_that_are_compressed(bench, monkeypatch, body, coding, status):
+    """What cannot be opened is the client's mistake, and no error in our log."""
+    _, decode = await bench.pair()
+    logged = []
+    monkeypatch.setattr(
+        "aiohttp.log.server_logger.exception", lambda *args, **_: logged.append(args)
+    )
+    await bench.start(max_body_bytes=1_000_000)
+    headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+    async with bench.http.post("/v1/chat/completions", data=body, headers=headers) as response:
+        assert response.status == status
+        if status != 200:
+            assert (await response.json())["error"]["param"] == "body"
+    assert len(decode.requests) == (status == 200)
+    assert logged == []
 
 
 async def test_too_many_headers(bench):

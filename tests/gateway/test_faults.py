@@ -286,6 +286,24 @@ async def test_a_route_that_comes_too_late_is_given_back(bench):
     assert bench.control.completes[0].outcome == session.TURN_OUTCOME_CANCELLED
 
 
+@pytest.mark.parametrize("what", ["EndSession", "ResolveApiKey"])
+async def test_an_outage_is_told_in_our_own_words(bench, what):
+    """gRPC's words name an address."""
+
+    async def unreachable(_request):
+        raise Unavailable("failed to connect to all addresses; ipv4:10.9.8.7:7701: refused")
+
+    bench.control.before[what] = unreachable
+    await bench.start(auth="api_key")
+    headers = {"Authorization": "Bearer kvp_a"}
+    async with bench.http.delete("/v1/sessions/x", headers=headers) as response:
+        raw = await response.read()
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "1"
+    assert json.loads(raw)["error"]["code"] == "service_unavailable"
+    assert b"10.9.8.7" not in raw
+
+
 async def test_nobody_known_and_nobody_to_ask():
     bench = Bench()
     bench.control.before = dict.fromkeys(("Route", "ListWorkers"), away)

@@ -13,6 +13,7 @@ from kvplane.gateway.request import (
     MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_TOOLS,
+    MAX_WORDS,
     parse,
 )
 from kvplane.kernel.errors import InvalidField
@@ -111,6 +112,9 @@ def test_the_salt_is_ours_alone():
         (CHAT, {"best_of": 10**30}, "best_of"),
         (CHAT, {"tools": [{}] * (MAX_TOOLS + 1)}, "tools"),
         (CHAT, {"tools": {}}, "tools"),
+        (CHAT, {"stop": ["x"] * (MAX_WORDS + 1)}, "stop"),
+        (COMPLETIONS, {"stop_token_ids": [1] * (MAX_WORDS + 1)}, "stop_token_ids"),
+        (CHAT, {"bad_words": ["x"] * (MAX_WORDS + 1)}, "bad_words"),
         (CHAT, {"messages": MESSAGES * (MAX_MESSAGES + 1)}, "messages"),
         (CHAT, {"stream_options": "usage"}, "stream_options"),
         (CHAT, {"logits_processors": ["os.system"]}, "logits_processors"),
@@ -131,12 +135,21 @@ def test_what_is_too_much_is_named(path, more, field):
 
 def test_the_most_that_is_allowed_is_allowed():
     for path, more in (
-        (CHAT, {"n": MAX_CHOICES, "tools": [{}] * MAX_TOOLS}),
+        (CHAT, {"n": MAX_CHOICES, "best_of": MAX_CHOICES, "tools": [{}] * MAX_TOOLS}),
+        (CHAT, {"stop": ["x"] * MAX_WORDS, "bad_words": ["x"] * MAX_WORDS}),
+        (COMPLETIONS, {"stop": "x" * 2 * MAX_WORDS, "stop_token_ids": [1] * MAX_WORDS}),
         (CHAT, {"messages": MESSAGES * MAX_MESSAGES, "n": None, "tools": None}),
         (COMPLETIONS, {"prompt": ["x"] * MAX_PROMPTS, "stream_options": None}),
     ):
         body = {"model": "m", "messages": MESSAGES, "prompt": "p", **more}
         assert parse(path, json.dumps(body).encode(), {}).model == "m"
+
+
+@pytest.mark.parametrize("name", ["logits_processors", "mm_processor_kwargs"])
+def test_of_a_name_that_comes_twice_no_other_parser_sees_the_other(name):
+    raw = f'{{"model":"m","prompt":"p","{name}":["os.system"],"{name}":null}}'.encode()
+    made = parse(COMPLETIONS, raw, {}).decode_body(None, usage=False, token_ids=False)
+    assert [value for key, value in all_members(made) if key == name] in ([], [None])
 
 
 @pytest.mark.parametrize("text", ["[" * 90, '{"a":' * 90])
@@ -194,7 +207,7 @@ async def test_a_clients_headers_stay_at_the_gateway(bench):
             assert sent["X-Request-Id"].startswith("req-")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x",
+@pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x",
                                   "Application/X-WWW-Form-Urlencoded; charset=utf-8"])  # fmt: skip
 async def test_a_web_page_cannot_have_a_browser_ask(bench, kind):
     _, decode = await bench.pair()

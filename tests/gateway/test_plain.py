@@ -157,7 +157,8 @@ async def test_reuse_reads_what_matches_and_no_more(plain):
 
 
 @pytest.mark.parametrize(
-    "why", ["other tokens", "not cuttable", "too few", "no tokenizer", "no lease service"]
+    "why",
+    ["other tokens", "not cuttable", "too few", "no tokenizer", "no lease service", "odd tokens"],
 )
 async def test_nothing_is_read_that_is_not_proved(plain, why):
     bench, prefill, _ = plain
@@ -170,6 +171,8 @@ async def test_nothing_is_read_that_is_not_proved(plain, why):
         hold(bench, PROMPT_IDS[:48])
     elif why == "no tokenizer":
         prefill.tokens = "none"
+    elif why == "odd tokens":
+        prefill.tokens = [*PROMPT_IDS, -1]
     else:
 
         async def away(_request):
@@ -226,6 +229,18 @@ async def test_a_decode_with_other_tokens_reads_nothing(plain):
     assert "kv_transfer_params" not in decode.requests[0]
     await eventually(lambda: bench.control.released)
     assert bench.control.released == [("granted-1", UNUSED)]
+
+
+@pytest.mark.parametrize("odd", [-1, 1 << 32, 1.5, None, "1", [1], True])
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+async def test_tokens_that_are_none_are_not_handed_over(plain, who, odd):
+    bench, *engines = plain
+    dict(zip(("prefill", "decode"), engines, strict=True))[who].tokens = [odd, *PROMPT_IDS[1:]]
+    assert (await bench.chat())[0] == 200
+    _, decode = engines
+    assert "kv_transfer_params" not in decode.requests[0]
+    reports = [r.ownerships[0] for r in bench.control.reports if r.ownerships]
+    assert [own.for_decode for own in reports] == ([] if who == "prefill" else [True])
 
 
 async def test_a_handle_that_is_not_the_workers_own_is_not_reported(plain):

@@ -29,15 +29,15 @@ from kvplane.gateway.request import CHAT, COMPLETIONS, ClientRequest, parse, ten
 from kvplane.gateway.tracing import span
 from kvplane.gateway.turn import Parts, Turn
 from kvplane.kernel import context
-from kvplane.kernel.errors import InvalidField, KvplaneError
+from kvplane.kernel.errors import InvalidField, KvplaneError, Unavailable
 
 log = structlog.get_logger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# What a web page can have a browser send anywhere, without asking first.
+# What a web page can have a browser send anywhere, without asking first; also without a type.
 _FORMS: Final = frozenset(
-    {"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"}
+    {"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"}
 )
 _UNKNOWN_PATHS: Final = {
     404: "There is no such path.",
@@ -162,7 +162,8 @@ class Gateway:
         try:
             async with asyncio.timeout(self._parts.config.complete_timeout_s):
                 ended = await self._sessions.EndSession(session.EndSessionRequest(name=name))
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, OSError, Unavailable) as error:
+            log.warning("a session was not ended", error=repr(error))
             raise unavailable("The session service does not answer.") from error
         return _json(
             {
@@ -208,7 +209,10 @@ class Gateway:
             return failure.response(headers)
         except KvplaneError as error:
             field = error.metadata.get("field") if isinstance(error, InvalidField) else None
-            told = from_kvplane(error, field) or unavailable(error.message)
+            told = from_kvplane(error, field)
+            if told is None:  # an outage, whose words may name what is inside
+                log.warning("a request was not answered", request_id=request_id, error=repr(error))
+                told = unavailable("The control plane does not answer; try again.")
             return told.response(headers)
         except web.HTTPException as error:
             allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}

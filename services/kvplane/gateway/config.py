@@ -113,8 +113,10 @@ class GatewayConfig:
     # Until a decode's first byte (streams) or its whole answer (the others).
     first_byte_timeout_s: float = 300.0
     answer_timeout_s: float = 1800.0
-    # Between two chunks of a stream.
+    # Between two chunks of a stream, comments not counted.
     idle_timeout_s: float = 300.0
+    # A whole stream.
+    stream_timeout_s: float = 14_400.0
     # Between two chunks of a stream whose worker the registry calls lost.
     lost_idle_timeout_s: float = 3.0
     # Decode workers that are tried for one request.
@@ -122,6 +124,7 @@ class GatewayConfig:
     # Largest event of an engine's stream, and its largest answer that is no stream.
     max_event_bytes: int = 16 * 1024 * 1024
     max_answer_bytes: int = 64 * 1024 * 1024
+    max_stream_bytes: int = 1024 * 1024 * 1024
 
     # Requests under way get this long to finish at a stop.
     drain_s: float = 30.0

@@ -125,6 +125,11 @@ class Connection(RequestHandler):
             resp = Failure(resp.status, resp.reason).response(_headers())
         return await super().finish_response(request, resp, start_time)
 
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Log an error, but for a body that cannot be read: that is the client's."""
+        if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kwargs)
+
     def _in_time(self) -> None:
         if self._late is not None:
             self._late.cancel()

@@ -18,6 +18,8 @@ from kvplane.kernel.errors import (
     Unauthenticated,
 )
 
+# An engine's other refusals, such as of the gateway's own key, are not the client's.
+CLIENTS_FAULT: Final = frozenset({400, 404, 413, 422})
 # Characters of an engine's message.
 _MAX_SAID: Final = 2_000
 
@@ -89,16 +91,15 @@ def client_error(status: int, raw: bytes) -> ClientError:
     return ClientError(status, **_told(said))
 
 
-def error_of_stream(error: Any) -> dict[str, Any]:
-    """Return an error that an engine reports in a stream as the client gets it.
+def error_inside(error: Any) -> Failure:
+    """Return an error that an engine reports in an answer of status 200 as the client gets it.
 
     Of an engine's own failure a client hears only that there was one.
     """
     told = _told({"error": error})
-    code = told["code"]
-    if type(code) is int and 400 <= code < 500:
-        return Failure(code, **told).error
-    return upstream_failed("The worker failed in the middle of the answer.").error
+    if told["code"] in CLIENTS_FAULT:
+        return ClientError(told["code"], **told)
+    return upstream_failed("The worker failed in the middle of the answer.")
 
 
 def _told(said: Any) -> dict[str, Any]:
@@ -108,13 +109,16 @@ def _told(said: Any) -> dict[str, Any]:
         error = said if isinstance(said, dict) else {}
     message, kind, param, code = (error.get(name) for name in ("message", "type", "param", "code"))
     return {
-        "message": message[:_MAX_SAID]
-        if isinstance(message, str) and message
-        else "The engine refuses this request.",
-        "kind": kind if isinstance(kind, str) else "invalid_request_error",
-        "param": param if isinstance(param, str) else None,
-        "code": code if isinstance(code, str | int) else None,
+        "message": _text(message) or "The engine refuses this request.",
+        "kind": _text(kind) or "invalid_request_error",
+        "param": _text(param),
+        "code": code if type(code) is int and abs(code) < 1000 else _text(code),
     }
+
+
+def _text(said: Any) -> str | None:
+    """Return a text that JSON can carry: Python's own parser also takes half characters."""
+    return said[:_MAX_SAID].encode(errors="replace").decode() if isinstance(said, str) else None
 
 
 def unavailable(message: str, retry_after: float = 1.0) -> Failure:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.gateway.edge import bounded
-from kvplane.gateway.failures import error_of_stream, unavailable, upstream_failed
+from kvplane.gateway.failures import Failure, error_inside, unavailable, upstream_failed
 from kvplane.gateway.jsonedit import without
 from kvplane.gateway.legs import Answer
 from kvplane.gateway.reply import Reply
@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 # Never a client's business, whoever asked for it.
 _NEVER: Final = frozenset({b"kv_transfer_params", b"ec_transfer_params"})
+_NAMED: Final = re.compile(b"|".join(sorted(_NEVER)))
 # A client that does not read cannot keep a broken stream for ever.
 _LAST_WORDS_S: Final = 5.0
 # Bytes of a whole answer in one write.
@@ -44,27 +45,31 @@ class Edit:
         if turn.asks_token_ids:
             top |= _TOKEN_IDS
         self._top = frozenset(top)
-        self._any = re.compile(b'"(?:%b)"' % b"|".join(sorted(top)))
-        self._choices = _NEVER | _TOKEN_IDS if turn.asks_token_ids else _NEVER
+        # A letter of a name can be written as \u and four digits.
+        self._any = re.compile(rb'"(?:%b)"|\\u' % b"|".join(sorted(top)))
+        self._choices = _TOKEN_IDS if turn.asks_token_ids else frozenset()
 
     def json(self, data: bytes) -> bytes:
         """Return an answer as the client gets it."""
         if self._any.search(data) is None:
             return data
-        return without(data, self._top, self._choices)
+        return without(data, self._top, self._choices, _NEVER)
 
-    def event(self, event: bytes, data: bytes, chunk: Any) -> bytes:
+    def event(self, event: bytes, data: bytes, chunk: Mapping[str, Any]) -> bytes:
         """Return an event as the client gets it; empty for one that only we asked for."""
+        if chunk.get("error"):
+            said = orjson.dumps({"error": error_inside(chunk["error"]).error})
+            return with_data(event, said, _NAMED)
         if self._usage and _only_usage(chunk):
             return b""
         edited = self.json(data)
-        return event if edited is data else with_data(event, edited)
+        if edited is data and _NAMED.search(event) is None:
+            return event
+        return with_data(event, edited, _NAMED)
 
 
-def _only_usage(chunk: Any) -> bool:
-    if not isinstance(chunk, dict) or chunk.get("choices") != []:
-        return False
-    return chunk.get("usage") is not None and "error" not in chunk
+def _only_usage(chunk: Mapping[str, Any]) -> bool:
+    return chunk.get("choices") == [] and chunk.get("usage") is not None
 
 
 async def forward(
@@ -85,6 +90,8 @@ async def _whole(
         reply.add(_parsed(answer.body))
     except ValueError as error:
         raise upstream_failed("The worker's answer cannot be read.") from error
+    if reply.error is not None:
+        raise error_inside(reply.error)
     body = Edit(turn).json(answer.body)
     await _complete(turn, _outcome(reply), reply)
     headers = {"Content-Type": "application/json", **headers}
@@ -131,7 +138,7 @@ class _Stream:
         response = self._response
         response.headers.update(
             {
-                "Content-Type": self._answer.content_type,
+                "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
                 **headers,
@@ -140,12 +147,18 @@ class _Stream:
         await response.prepare(self._http)
         failure = None
         try:
-            await self._pump()
+            async with asyncio.timeout(self._turn.parts.config.stream_timeout_s):
+                await self._pump()
         except Interrupted:
             failure = unavailable("The worker was lost in the middle of the answer.")
+        except ConnectionResetError:
+            raise
         except (TimeoutError, _Broken, InvalidField) as error:
             log.warning("a stream broke", error=repr(error))
             failure = upstream_failed("The worker broke off in the middle of the answer.")
+        except Exception:  # another answer in the middle of this one would be no HTTP
+            log.exception("a stream failed")
+            failure = Failure(500, "Something went wrong.", kind="server_error")
         if failure is not None:
             await _complete(self._turn, session.TURN_OUTCOME_FAILED, self._reply)
         elif not self._ended:
@@ -166,11 +179,11 @@ class _Stream:
         async with self._turn.parts.watch.guard(
             config.idle_timeout_s, target, patience=config.lost_idle_timeout_s
         ) as guard:
-            events = answer.events
+            events, size = answer.events, 0
             while True:
-                await self._send(events)
-                lost = guard.interrupted is not None
-                guard.extend(config.lost_idle_timeout_s if lost else config.idle_timeout_s)
+                if await self._send(events):  # comments alone are no sign of life
+                    lost = guard.interrupted is not None
+                    guard.extend(config.lost_idle_timeout_s if lost else config.idle_timeout_s)
                 try:
                     chunk = await answer.response.content.readany()
                 except (aiohttp.ClientError, OSError) as error:
@@ -179,47 +192,46 @@ class _Stream:
                     raise _Broken(repr(error)) from error
                 if not chunk:
                     break
+                size += len(chunk)
+                if size > config.max_stream_bytes:
+                    raise _Broken(f"the stream is longer than {config.max_stream_bytes} bytes")
                 events = answer.splitter.feed(chunk)
         await self._send_rest(answer.splitter.rest)
 
-    async def _send(self, events: list[bytes]) -> None:
-        """Forward whole events in one piece, but for the end: Complete goes before it."""
+    async def _send(self, events: list[bytes]) -> bool:
+        """Forward whole events in one piece, but for the end: Complete goes before it.
+
+        Returns whether one of them said something.
+        """
         out: list[bytes] = []
+        said = False
         for event in events:
             data = event_data(event)
             if data is None:
-                out.append(event)
+                out.append(with_data(event, b"", _NAMED) if _NAMED.search(event) else event)
             elif data.strip() == DONE:
                 await self._write(out)
                 out = [event]
                 if not self._ended:
                     self._ended = True
                     await _complete(self._turn, _outcome(self._reply), self._reply)
-            else:
-                out.append(self._take(event, data))
+            elif (chunk := _chunk(data)) is not None:  # nobody could read the others
+                said = True
+                self._reply.add(chunk)
+                out.append(self._edit.event(event, data, chunk))
         await self._write(out)
+        return said
 
     async def _send_rest(self, rest: bytes) -> None:
         """Forward what came after the last empty line, if it is whole; tell a break."""
         if rest.strip():
             data = event_data(rest)
-            if data is None or (data.strip() != DONE and not _is_json(data)):
+            if data is None or (data.strip() != DONE and _chunk(data) is None):
                 rest = b""
             else:
                 await self._send([rest])
         if not self._ended and not self._reply.finish_reason and self._reply.error is None:
             raise _Broken("the stream ended without an end")
-
-    def _take(self, event: bytes, data: bytes) -> bytes:
-        try:
-            chunk = _parsed(data)
-        except ValueError:
-            # Nobody can read it; but it must not carry what is not the client's either.
-            return b"" if any(name in data for name in _NEVER) else event
-        self._reply.add(chunk)
-        if isinstance(chunk, dict) and chunk.get("error"):
-            return with_data(event, orjson.dumps({"error": error_of_stream(chunk["error"])}))
-        return self._edit.event(event, data, chunk)
 
     async def _write(self, parts: list[bytes]) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -228,21 +240,26 @@ class _Stream:
             await bounded(self._http, self._response.write(data), seconds)
 
 
-def _parsed(data: bytes) -> Any:
-    """Parse JSON, and what Python writes for JSON: NaN and Infinity. Raises ValueError."""
+def _parsed(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object, and what Python writes for JSON: NaN and Infinity.
+
+    Raises ValueError, also for what is no object.
+    """
     try:
-        return orjson.loads(data)
+        parsed = orjson.loads(data)
     except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        try:
+            parsed = json.loads(data.decode("utf-8-sig"))
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
+    if not isinstance(parsed, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - as the parsers do
+    return parsed
 
 
-def _is_json(data: bytes) -> bool:
+def _chunk(data: bytes) -> dict[str, Any] | None:
+    """Return the chunk of a stream in an event's data, None for what is none."""
     try:
-        _parsed(data)
+        return _parsed(data)
     except ValueError:
-        return False
-    return True
+        return None

@@ -3,6 +3,7 @@
 Parsing and writing again would change numbers, escapes and spaces that are not ours.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -43,13 +44,18 @@ class _List:
 
 
 def without(
-    data: bytes, top: Collection[bytes], in_choices: Collection[bytes] = frozenset()
+    data: bytes,
+    top: Collection[bytes],
+    in_choices: Collection[bytes] = frozenset(),
+    anywhere: Collection[bytes] = frozenset(),
 ) -> bytes:
-    """Return `data`, a valid JSON object, without some members.
+    """Return `data`, a valid JSON object, without some members, however they are spelled.
 
     `top` names members of the object itself, `in_choices` members of the objects in its
-    list ``choices``. What else is there stays as it is, byte by byte.
+    list ``choices``, `anywhere` members of all objects. What else is there stays as it is,
+    byte by byte.
     """
+    here, in_choice = {*top, *anywhere}, {*in_choices, *anywhere}
     stack: list[_Object | _List] = []
     cuts: list[tuple[int, int]] = []
     for token in _TOKEN.finditer(data):
@@ -59,13 +65,13 @@ def without(
         if kind == _QUOTE:
             if isinstance(frame, _Object) and frame.start < 0:
                 frame.start = start
-                frame.key = data[start + 1 : token.end() - 1]
+                frame.key = _key(data[start : token.end()])
         elif kind == _COMMA:
             if isinstance(frame, _Object):
                 frame.end_member(start)
         elif kind == _OPEN_OBJECT:
             ours = isinstance(frame, _List) and frame.ours
-            stack.append(_Object(top if frame is None else in_choices if ours else ()))
+            stack.append(_Object(here if frame is None else in_choice if ours else anywhere))
         elif kind == _OPEN_LIST:
             if token.end() > start + 1:
                 continue
@@ -85,6 +91,13 @@ def without(
         last = max(last, end)
     parts.append(data[last:])
     return b"".join(parts)
+
+
+def _key(quoted: bytes) -> bytes:
+    if b"\\" not in quoted:
+        return quoted[1:-1]
+    key: str = json.loads(quoted)
+    return key.encode("utf-8", "surrogatepass")
 
 
 def _cuts(members: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:

@@ -1,7 +1,6 @@
 """The two requests to engines that one turn is made of, each tried once."""
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -11,7 +10,7 @@ import structlog
 
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.gateway.config import GatewayConfig
-from kvplane.gateway.failures import client_error
+from kvplane.gateway.failures import CLIENTS_FAULT, client_error
 from kvplane.gateway.plan import Plan
 from kvplane.gateway.reply import Reply, Usage
 from kvplane.gateway.request import ClientRequest
@@ -25,8 +24,8 @@ log = structlog.get_logger(__name__)
 Kind = Literal["unreachable", "timeout", "lost", "lease", "status", "broken"]
 
 _EVENTS: Final = "text/event-stream"
-# An engine's other refusals, such as of the gateway's own key, are not the client's.
-_CLIENTS_FAULT: Final = frozenset({400, 404, 413, 422})
+_AS_IT_IS: Final = ("", "identity")
+_MAX_ID: Final = 512
 
 
 class LegFailed(Exception):
@@ -57,7 +56,6 @@ class Answer:
 
     response: aiohttp.ClientResponse
     connection: Exchange
-    content_type: str
     # Of a stream: the events that have come. None: not a stream.
     events: list[bytes] | None = None
     splitter: EventSplitter | None = None
@@ -155,11 +153,13 @@ class Legs:
         response: aiohttp.ClientResponse,
         exchange: Exchange,
     ) -> Answer:
-        content_type = response.headers.get("Content-Type", "application/json")
-        if response.status != 200 or not content_type.startswith(_EVENTS):
+        if response.headers.get("Content-Encoding", "").lower() not in _AS_IT_IS:
+            raise LegFailed("broken", target.worker_id, "the answer is compressed, unasked")
+        content_type = response.headers.get("Content-Type", "").partition(";")[0]
+        if response.status != 200 or content_type.strip().lower() != _EVENTS:
             raw = await read_all(response, self._config.max_answer_bytes)
             _check(target, response, raw)
-            return Answer(response, exchange, content_type, body=raw)
+            return Answer(response, exchange, body=raw)
         splitter = EventSplitter(self._config.max_event_bytes)
         while True:
             chunk = await response.content.readany()
@@ -170,8 +170,8 @@ class Legs:
             except InvalidField as error:
                 raise LegFailed("broken", target.worker_id, error.message) from error
             if events:
-                _refuse_error(target, events[0])
-                return Answer(response, exchange, content_type, events=events, splitter=splitter)
+                _refuse_error(target, events)
+                return Answer(response, exchange, events=events, splitter=splitter)
 
     def _prefilled(self, plan: Plan | None, target: routing.Target, answer: Any) -> Prefilled:
         reply = Reply()
@@ -193,6 +193,13 @@ class Legs:
         """Tell whether a decode may be sent there: to the prefill's registered address only."""
         if params.get("do_remote_prefill") is not True or not params.get("remote_block_ids"):
             return False
+        ids = (params.get("remote_engine_id"), params.get("remote_request_id"))
+        if not all(isinstance(one, str) and 0 < len(one) <= _MAX_ID for one in ids):
+            return False
+        try:
+            orjson.dumps(params)
+        except TypeError:  # nested too deep to be sent on
+            return False
         return is_registered(self._watch.get(target.worker_id), params)
 
 
@@ -205,17 +212,20 @@ class Started:
 
 
 def is_registered(worker: routing.Worker | None, params: Mapping[str, Any]) -> bool:
-    """Tell whether params point to the side channel that their worker registered."""
+    """Tell whether params point to the engine and side channel that their worker registered."""
     if worker is None or not worker.kv_host or not worker.kv_port:
         log.warning("a handle of a worker without a registered side channel is not used")
         return False
-    if params.get("remote_host") == worker.kv_host and params.get("remote_port") == worker.kv_port:
+    named = [params.get(f"remote_{name}") for name in ("engine_id", "host", "port")]
+    # A plain engine does not say its id.
+    registered = [worker.engine_id or named[0], worker.kv_host, worker.kv_port]
+    if named == registered:
         return True
     log.warning(
-        "a worker named a side channel that is not its own",
+        "a worker named an engine or a side channel that is not its own",
         worker_id=worker.worker_id,
-        registered=f"{worker.kv_host}:{worker.kv_port}",
-        named=f"{params.get('remote_host')}:{params.get('remote_port')}",
+        registered=registered,
+        named=named,
     )
     return False
 
@@ -235,18 +245,20 @@ def _check(target: routing.Target, response: aiohttp.ClientResponse, raw: bytes)
     status = response.status
     if status == 200:
         return
-    if status in _CLIENTS_FAULT:
+    if status in CLIENTS_FAULT:
         raise client_error(status, raw)
     raise LegFailed("status", target.worker_id, f"answered {status}")
 
 
-def _refuse_error(target: routing.Target, event: bytes) -> None:
+def _refuse_error(target: routing.Target, events: Iterable[bytes]) -> None:
     """A stream that begins with the engine's own failure is a failed request."""
-    data = event_data(event)
-    if data is None or not data.lstrip().startswith(b'{"error"'):
+    first = next((data for data in map(event_data, events) if data is not None), b"")
+    try:
+        chunk = orjson.loads(first)
+    except orjson.JSONDecodeError:
         return
-    with contextlib.suppress(orjson.JSONDecodeError):
-        error = orjson.loads(data).get("error")
+    error = chunk.get("error") if isinstance(chunk, dict) else None
+    if error:
         code = error.get("code") if isinstance(error, dict) else None
         if not isinstance(code, int) or code >= 500:
             raise LegFailed("status", target.worker_id, "the stream began with an error")

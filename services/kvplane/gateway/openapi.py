@@ -12,6 +12,8 @@ from kvplane.gateway.request import (
     MAX_MODEL_BYTES,
     MAX_PROMPTS,
     MAX_TOOLS,
+    MAX_WORDS,
+    WORDS,
 )
 from kvplane.gateway.session_key import BODY_FIELDS, MAX_BYTES, METADATA_FIELDS
 
@@ -234,6 +236,7 @@ def _request(required: str, schema: _Json) -> _Json:
             "best_of": _COUNT,
             "cache_salt": _optional({"type": "string", "minLength": 1}),
             "tools": _optional({"type": "array", "maxItems": MAX_TOOLS}),
+            **{name: {"maxItems": MAX_WORDS} for name in WORDS},
             **names,
             "conversation": _optional(
                 {"type": "string", "maxLength": MAX_BYTES},

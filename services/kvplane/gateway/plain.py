@@ -23,7 +23,7 @@ from kvplane.gateway.config import GatewayConfig, StaticWorker
 from kvplane.gateway.giveback import GiveBack
 from kvplane.gateway.legs import Started, is_registered
 from kvplane.gateway.plan import Plan
-from kvplane.gateway.request import ClientRequest
+from kvplane.gateway.request import ClientRequest, is_ids
 from kvplane.gateway.upstream import Upstream, read_all
 from kvplane.gateway.workers import Guard, WorkerWatch
 from kvplane.kernel.clock import Clock
@@ -228,6 +228,8 @@ class PlainLeases:
         count = params.get("remote_num_tokens")
         if static is None or not isinstance(count, int) or not 0 < count <= len(tokens):
             return False
+        if not is_ids(tokens):
+            return False
         if not is_registered(self.watch.get(target.worker_id), params):
             return False
         kept = {key: value for key, value in params.items() if key != "kvplane"}
@@ -276,9 +278,9 @@ class PlainLeases:
             tokens = orjson.loads(raw)["tokens"]
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise InvalidField("tokens", "/tokenize answered without them") from error
-        if not isinstance(tokens, list):
-            raise InvalidField("tokens", "must be a list")
-        return tokens
+        if not is_ids(tokens):
+            raise InvalidField("tokens", "must be token ids")
+        return tokens  # type: ignore[no-any-return]
 
     def _permitted(
         self,

@@ -33,12 +33,15 @@ _OURS: Final = ("priority", "request_id")
 # They name code or files that an engine would load.
 _LOADS: Final = ("logits_processors", "mm_processor_kwargs")
 
+WORDS: Final = ("stop", "stop_token_ids", "bad_words")
+
 MAX_MODEL_BYTES: Final = 512
 # Far more than people need, far fewer than would hurt.
 MAX_MESSAGES: Final = 10_000
 MAX_TOOLS: Final = 1_000
 MAX_PROMPTS: Final = 1_000
 MAX_CHOICES: Final = 128
+MAX_WORDS: Final = 1_000
 MAX_DEPTH: Final = 100
 
 
@@ -79,7 +82,7 @@ class ClientRequest:
         if body.get("echo") or body.get("prompt_embeds") is not None:
             return False
         prompt = body.get("prompt")
-        return isinstance(prompt, str) or _is_ids(prompt)
+        return isinstance(prompt, str) or is_ids(prompt)
 
     @property
     def choices(self) -> int:
@@ -221,6 +224,10 @@ def _check_fields(body: Mapping[str, Any]) -> None:
     tools = body.get("tools")
     if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
         raise InvalidField("tools", f"must be a list of at most {MAX_TOOLS} tools")
+    for name in WORDS:  # an engine looks for each of them after every token
+        words = body.get(name)
+        if isinstance(words, list) and len(words) > MAX_WORDS:
+            raise InvalidField(name, f"must be at most {MAX_WORDS}")
     for name in _LOADS:
         if body.get(name) is not None:
             raise InvalidField(name, "is not taken from clients: leave it out")
@@ -261,7 +268,7 @@ def _prompt(model: str, body: Mapping[str, Any]) -> History | None:
         raise InvalidField("prompt", "must be set")
     if isinstance(prompt, str):
         return history.of_text(model, prompt)
-    if _is_ids(prompt):
+    if is_ids(prompt):
         return history.of_tokens(model, prompt)
     if prompt is not None and not _is_prompts(prompt):
         problem = f"must be a text, token ids, or a list of at most {MAX_PROMPTS} of them"
@@ -272,10 +279,11 @@ def _prompt(model: str, body: Mapping[str, Any]) -> History | None:
 def _is_prompts(prompts: Any) -> bool:
     if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
         return False
-    return all(isinstance(one, str) for one in prompts) or all(_is_ids(one) for one in prompts)
+    return all(isinstance(one, str) for one in prompts) or all(is_ids(one) for one in prompts)
 
 
-def _is_ids(prompt: Any) -> bool:
+def is_ids(prompt: Any) -> bool:
+    """Tell whether it is a list of token ids, of one at least."""
     if not isinstance(prompt, list) or not prompt:
         return False
     return all(type(token) is int and 0 <= token < 1 << 32 for token in prompt)
@@ -287,7 +295,7 @@ def _strip(body: dict[str, Any]) -> bool:
     It must be as soon as there is a place where steering could be, found or not: of a
     name that comes twice another parser may see the other.
     """
-    found = any(name in body for name in (*_HOLDERS, *_STEERING, *_OURS))
+    found = any(name in body for name in (*_HOLDERS, *_STEERING, *_OURS, *_LOADS))
     if found:
         for name in (*_STEERING, *_OURS):
             body.pop(name, None)

@@ -80,8 +80,11 @@ def event_data(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-def with_data(event: bytes, data: bytes) -> bytes:
-    """Return the event with other data, its other lines and line ends as they were."""
+def with_data(event: bytes, data: bytes, leave_out: re.Pattern[bytes] | None = None) -> bytes:
+    """Return the event with other data, its other lines and line ends as they were.
+
+    Other lines in which `leave_out` is found are left out.
+    """
     parts: list[bytes] = []
     placed = False
     position = 0
@@ -92,7 +95,7 @@ def with_data(event: bytes, data: bytes) -> bytes:
                 for one in data.split(b"\n"):
                     parts += (b"data: ", one, end.group())
                 placed = True
-        else:
+        elif leave_out is None or leave_out.search(line) is None:
             parts += (line, end.group())
         position = end.end()
     parts.append(event[position:])

@@ -268,8 +268,11 @@ class GatewaySettings(Section):
         1800.0, description="Longest wait in seconds for an answer that is not a stream."
     )
     idle_timeout_s: Positive = Field(
-        300.0, description="Longest pause in seconds between two chunks of a stream."
+        300.0,
+        description="Longest pause in seconds between two chunks of a stream; comments do not "
+        "count.",
     )
+    stream_timeout_s: Positive = Field(14_400.0, description="Longest stream in seconds.")
     decode_tries: int = Field(3, ge=1, description="Decode workers tried for one request.")
     drain_s: NotNegative = Field(
         30.0, description="Seconds that requests under way get to finish after SIGTERM."

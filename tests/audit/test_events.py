@@ -97,6 +97,7 @@ BAD = [
     (pb.ListAuditEventsRequest(action="x" * 65), "action"),
     (pb.ListAuditEventsRequest(since={"seconds": 2**60}), "since"),
     (pb.ListAuditEventsRequest(until={"nanos": -1}), "until"),
+    (pb.ListAuditEventsRequest(since={"seconds": 2}, until={"seconds": 2}), "until"),
     (pb.ListAuditEventsRequest(page_size=-1), "page_size"),
     (pb.ListAuditEventsRequest(page_size=1001), "page_size"),
     (pb.ListAuditEventsRequest(page_token="?"), "page_token"),

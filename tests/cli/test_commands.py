@@ -1,6 +1,7 @@
 """What the commands show and do, against a real server."""
 
 import json
+import re
 
 import pytest
 from runtime.processes import running
@@ -26,6 +27,7 @@ def test_one_worker(cli):
     assert shown["epoch"] == 1
     assert isinstance(shown["silent_for"], float)
     assert "block_size=16" in cli("workers", "get", "w1").out
+    assert re.search("^kv port +5600$", cli("workers", "get", "w1").out, re.MULTILINE)
 
 
 def test_drain_and_undrain(cli):
@@ -119,9 +121,10 @@ def test_tenants(cli):
         (("leases", "list", "--state", "lost", "--state", "x"), "--state: use one of granted"),
         (("sessions", "get"), "give a session id or --name"),
         (("sessions", "get", "s", "--name", "n"), "give a session id or --name"),
-        (("tenants", "create", "a b"), "tenant_id: "),
+        (("tenants", "create", "a b"), "tenant_id: use letters, digits and . _ - only"),
         (("workers", "list", "--tenant", "a b"), "x-kvplane-tenant: "),
         (("workers", "list", "--server", "nonsense"), "address: 'nonsense' is not host:port"),
+        (("workers", "list", "--server", "http://127.0.0.1:1"), "is not host:port: leave http://"),
     ],
 )
 def test_what_was_typed_wrong(cli, arguments, said):
@@ -136,7 +139,7 @@ def test_nobody_there(cli):
     assert done.code == 1
     assert done.err == (
         "kvplane: no answer from 127.0.0.1:1: start a server with `kvplane dev`, or name the right"
-        " one with --server or KVPLANE_SERVER\n"
+        " one with --server, KVPLANE_ROUTING_ADDRESS or KVPLANE_SERVER\n"
     )
 
 

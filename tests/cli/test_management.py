@@ -68,7 +68,8 @@ def test_quotas(cli):
 def test_usage_of_both_services(cli, monkeypatch):
     used = cli("tenants", "usage", "acme", "--json").json
     assert (used["tenant_id"], used["active_sessions"], used["turns"]) == ("acme", 1, 0)
-    assert cli("tenants", "usage", "nobody-there", "--json").json["active_sessions"] == 0
+    unknown = cli("tenants", "usage", "nobody-there")
+    assert (unknown.code, unknown.err) == (1, "kvplane: no tenant 'nobody-there'\n")
 
     class Fake:
         def __init__(self, answer):
@@ -77,7 +78,7 @@ def test_usage_of_both_services(cli, monkeypatch):
         async def GetUsage(self, _request):
             return self.answer
 
-    used = session_pb2.GetUsageResponse(turns=3, tokens_reused=2**40)
+    used = session_pb2.GetUsageResponse(tenant_id="acme", turns=3, tokens_reused=2**40)
     held = lease_pb2.GetUsageResponse(held_tokens=1234, held_token_seconds=0.5)
     monkeypatch.setattr(remote.Remote, "sessions", lambda _: Fake(used))
     monkeypatch.setattr(remote.Remote, "leases", lambda _: Fake(held))
@@ -85,6 +86,10 @@ def test_usage_of_both_services(cli, monkeypatch):
     assert (found["turns"], found["tokens_reused"]) == (3, 2**40)
     assert (found["held_tokens"], found["held_token_seconds"]) == (1234, 0.5)
     assert "held tokens         1,234\n" in cli("tenants", "usage", "acme").out
+    cli("tenants", "create", "beta")
+    other = cli("tenants", "usage", "beta")  # as acme's key would be answered
+    assert (other.code, other.out) == (2, "")
+    assert "this API key is tenant acme's" in other.err
 
 
 def test_the_audit_is_listed_and_exported(cli, tmp_path):
@@ -113,7 +118,8 @@ def test_the_audit_is_listed_and_exported(cli, tmp_path):
     assert [json.loads(line) for line in exported.out.splitlines()] == listed
     file = tmp_path / "audit.jsonl"
     narrow = ("--action", "TenantService/CreateApiKey", "--actor", "local", "--since", "1h")
-    assert cli("audit", "export", *of_it, *narrow, "--output", str(file)).out == ""
+    written = cli("audit", "export", *of_it, *narrow, "--output", str(file))
+    assert (written.out, written.err) == ("", f"{file}: 2 events\n")
     assert [json.loads(line) for line in file.read_text().splitlines()] == listed[1:3]
     assert cli("audit", "export", *of_it, "--until", listed[-1]["time"]).out == ""
     assert cli("audit", "export", *of_it, "--since", "9999-01-01").out == ""
@@ -133,7 +139,8 @@ def test_an_export_has_all_pages(cli, monkeypatch):
     [
         (("keys", "create", "acme", "--role", "cook"), "--role: use one of tenant, worker, oper"),
         (("keys", "create", "acme", "--ttl", "soon"), "--ttl: use a number and s, m, h or d"),
-        (("keys", "create", "acme", "--ttl", "999999999d"), "ttl: must be from 0 to"),
+        (("keys", "create", "acme", "--ttl", "999999999d"), "ttl: must be more than 0 and at"),
+        (("keys", "create", "acme", "--ttl", "0s"), "ttl: must be more than 0 and at"),
         (("keys", "create"), "tenant_id: must be set"),
         (("keys", "create", "--role", "worker"), "worker_id: must be set"),
         (("keys", "create", "acme", "--role", "operator"), "tenant_id: leave it empty"),
@@ -155,6 +162,7 @@ def test_an_export_has_all_pages(cli, monkeypatch):
         (("audit", "list", "--since", "999999999d"), "--since: use a time such as"),
         (("audit", "export", "--until", "0001-01-01T00:00+10:00"), "--until: use a time such as"),
         (("audit", "list", "--actor", "x" * 257), "actor: "),
+        (("audit", "list", "--since", "1d", "--until", "2d"), "until: must be later than since"),
         (("audit", "export", "--output", "/nowhere/at/all"), "--output: /nowhere/at/all: No such"),
     ],
 )
@@ -180,7 +188,7 @@ def test_nothing_is_destroyed_without_a_yes(cli, arguments):
     done = cli(*arguments, "--server", "127.0.0.1:1")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "kvplane: this cannot be taken back, and there is no terminal to ask at: add --yes\n"
+        "kvplane: this is asked first, and there is no terminal to ask at: add --yes\n"
     )
 
 

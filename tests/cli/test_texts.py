@@ -1,5 +1,6 @@
 """Help, settings and migrations at the command line; the small things of the output."""
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -120,6 +121,8 @@ def test_help_imports_nothing_heavy():
 def test_config_version_and_migrate(tmp_path):
     version = kvplane("version", cwd=tmp_path)
     assert version.stdout.startswith("kvplane 0.")
+    number = json.loads(kvplane("version", "--json", cwd=tmp_path).stdout)["version"]
+    assert version.stdout == f"kvplane {number}\n"
 
     printed = kvplane("config", cwd=tmp_path, KVPLANE_LEASE_TTL_S="4")
     assert "[lease]" in printed.stdout
@@ -135,10 +138,18 @@ def test_config_version_and_migrate(tmp_path):
     assert kvplane("migrate", "up", *database, cwd=tmp_path).stdout == "the schema is at 0005\n"
     right = kvplane("migrate", "status", *database, cwd=tmp_path)
     assert (right.returncode, right.stdout) == (0, "up to date at 0005\n")
-    wrong = kvplane("migrate", "down", "nowhere", *database, cwd=tmp_path)
+    asked = kvplane("migrate", "down", "base", *database, cwd=tmp_path)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "add --yes" in asked.stderr
+    assert json.loads(kvplane("migrate", "up", *database, "--json", cwd=tmp_path).stdout) == {
+        "current": "0005",
+        "head": "0005",
+        "problem": None,
+    }
+    wrong = kvplane("migrate", "down", "nowhere", "--yes", *database, cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("kvplane: revision: ")
-    down = kvplane("migrate", "down", "base", *database, cwd=tmp_path)
+    down = kvplane("migrate", "down", "base", "--yes", *database, cwd=tmp_path)
     assert down.stdout == "the schema is at base\n"
 
     away = kvplane("migrate", "up", "--database", "postgresql://x@127.0.0.1:1/x", cwd=tmp_path)

@@ -114,7 +114,9 @@ def test_a_service_waits_for_the_schema_and_says_what_to_run(tmp_path):
         assert up.returncode == 0, up.stderr
         service.wait_until(lambda: get(f"{url}/readyz")[0] == 200)
         assert asyncio.run(names(5.0)) == []
-        down = kvplane("migrate", "down", "base", cwd=tmp_path, KVPLANE_DATABASE_URL=database)
+        down = kvplane(
+            "migrate", "down", "base", "--yes", cwd=tmp_path, KVPLANE_DATABASE_URL=database
+        )
         assert down.returncode == 0, down.stderr
         service.wait_until(lambda: get(f"{url}/readyz")[0] == 503)
 

@@ -225,6 +225,7 @@ BAD = [
     ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", worker_id="w"), "worker_id"),
     ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", role=99), "role"),
     ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={"seconds": -1}), "ttl"),
+    ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={}), "ttl"),
     ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={"nanos": -1}), "ttl"),
     ("CreateApiKey", pb.CreateApiKeyRequest(tenant_id="default", ttl={"seconds": 2**62}), "ttl"),
     ("GetQuotas", pb.GetQuotasRequest(), "tenant_id"),

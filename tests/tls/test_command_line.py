@@ -80,6 +80,16 @@ async def test_one_side_without_tls_is_said(serve: Any, run: Run, certificate: A
     assert f"{plain.address}: the server does not speak TLS, and we do (see KVPLANE_TLS" in told
 
 
+async def test_another_service_is_said(serve: Any, run: Run) -> None:
+    lease = await serve(None)
+    code, told = await run("tenants", "list", "--server", lease.address)
+    assert code == 1
+    assert told == (
+        f"kvplane: {lease.address} is not the session service:"
+        " see --server and KVPLANE_SESSION_ADDRESS\n"
+    )
+
+
 async def test_wrong_variables_are_named(run: Run, certificate: Any) -> None:
     given = certificate("kvplane:operator/ann")
     cert = given["KVPLANE_TLS_CERT_FILE"]

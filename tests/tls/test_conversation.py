@@ -179,7 +179,10 @@ def test_a_worker_with_anothers_certificate_is_not_registered(
     plane: Plane,
 ) -> None:
     intruder = plane.engine("decode", "intruder", plane.files("worker", "decode"))
-    refused = "the worker registry refuses us: this credential speaks for worker 'decode' only"
+    refused = (
+        "the worker registry refuses us, worker 'intruder':"
+        " this credential speaks for worker 'decode' only"
+    )
     eventually(lambda: refused in intruder.log_tail(100))
     intruder.stop()
     ours = variables(plane.files("operator", "ann"))

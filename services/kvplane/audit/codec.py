@@ -27,12 +27,16 @@ def wanted(request: pb.ListAuditEventsRequest) -> Filter:
     if request.action:
         validate.plain("action", request.action, domain.ACTION_LENGTH)
     has_since, has_until = request.HasField("since"), request.HasField("until")
+    since_us = _micros("since", request.since) if has_since else None
+    until_us = _micros("until", request.until) if has_until else None
+    if since_us is not None and until_us is not None and since_us >= until_us:
+        raise InvalidField("until", "must be later than since")
     return Filter(
         tenant_id=request.tenant_id,
         actor=request.actor,
         action=request.action,
-        since_us=_micros("since", request.since) if has_since else None,
-        until_us=_micros("until", request.until) if has_until else None,
+        since_us=since_us,
+        until_us=until_us,
     )
 
 

@@ -13,7 +13,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Control plane for KV-cache reuse in prefill/decode serving.",
-    epilog="Start with `kvplane dev`. Settings: `kvplane config`.",
+    epilog="Start with `kvplane dev`. Settings: `kvplane config`. Commands that ask a server take"
+    " their credential from KVPLANE_TOKEN (an API key), or from KVPLANE_TLS_CA_FILE,"
+    " KVPLANE_TLS_CERT_FILE and KVPLANE_TLS_KEY_FILE (a certificate).",
 )
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(workers.app, name="workers")
@@ -92,8 +94,15 @@ def show_config(
 
 
 @app.command()
-def version() -> None:
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    typer.echo(f"kvplane {installed('kvplane')}")
+    from kvplane.cli.output import show_json
+
+    if as_json:
+        show_json({"version": installed("kvplane")})
+    else:
+        typer.echo(f"kvplane {installed('kvplane')}")

@@ -97,12 +97,18 @@ def export_events(
     except OSError as error:
         fail(f"--output: {output}: {error.strerror}", 2)
 
+    written = 0
+
     async def work(remote: Remote) -> None:
+        nonlocal written
         async for event in _events(remote, request, sys.maxsize):
             lines.write(json.dumps(plain(event), ensure_ascii=False) + "\n")
+            written += 1
 
     with file as lines:
         call(server, "default", token, work)
+    if output is not None:
+        typer.echo(f"{output}: {written} events", err=True)
 
 
 def _request(since: str, until: str, tenant: str, actor: str, action: str) -> Any:

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import structlog
 from sqlalchemy import make_url
 
 from kvplane import client
@@ -54,7 +55,9 @@ class GatewayProcess:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the port is taken."""
-        await self._part.start(self._settings.host, self._settings.port)
+        host = self._settings.host
+        port = await self._part.start(host, self._settings.port)
+        structlog.get_logger().info("listening", http=f"{host}:{port}")
 
     async def drain(self) -> None:
         """Finish the requests under way and end."""

@@ -13,7 +13,7 @@ app = typer.Typer(
 TenantId = Annotated[
     str,
     typer.Argument(
-        help="The tenant whose key it is. None for workers' and operators' keys.",
+        help="The tenant. None: keys of workers and operators.",
         show_default=False,
     ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvplane.cli.remote import Json, fail
+from kvplane.cli.remote import Json, Yes, fail, sure
 
 app = typer.Typer(no_args_is_help=True, help="Bring the database's schema up to date.")
 
@@ -28,34 +28,37 @@ def up(
     revision: Annotated[str, typer.Argument(help="How far.")] = "head",
     database: Database = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Migrate up. Several at once are safe: one migrates, the others wait."""
     from kvplane.db import migrate
 
-    _move(database, config, lambda url: migrate.upgrade(url, revision))
+    _move(database, config, as_json, lambda url: migrate.upgrade(url, revision))
 
 
 @app.command()
 def down(
     revision: Annotated[str, typer.Argument(help="How far; `base` removes everything.")],
+    yes: Yes = False,
     database: Database = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Migrate down. What newer revisions added is lost."""
     from kvplane.db import migrate
 
-    _move(database, config, lambda url: migrate.downgrade(url, revision))
+    sure(f"Migrate down to {revision}? What newer revisions added is lost.", yes)
+    _move(database, config, as_json, lambda url: migrate.downgrade(url, revision))
 
 
 @app.command()
 def status(database: Database = None, config: Config = None, as_json: Json = False) -> None:
     """Show where the schema stands. Exit code 1 unless it is right."""
-    from kvplane.cli.output import show_json
     from kvplane.db import migrate
 
     state = _run(migrate.state, database, config)
     if as_json:
-        show_json({"current": state.current, "head": state.head, "problem": state.problem})
+        _show_json(state)
     elif state.problem is None:
         typer.echo(f"up to date at {state.current}")
     if state.problem is not None:
@@ -87,9 +90,23 @@ def new(message: Annotated[str, typer.Argument(help="What it does.")]) -> None:
     asyncio.run(migrate.new_revision(message))
 
 
-def _move(database: str | None, config: Path | None, step: Callable[[str], Awaitable[Any]]) -> None:
+def _move(
+    database: str | None,
+    config: Path | None,
+    as_json: bool,
+    step: Callable[[str], Awaitable[Any]],
+) -> None:
     state = _run(step, database, config)
+    if as_json:
+        _show_json(state)
+        return
     typer.echo(f"the schema is at {state.current or 'base'}")
+
+
+def _show_json(state: Any) -> None:
+    from kvplane.cli.output import show_json
+
+    show_json({"current": state.current, "head": state.head, "problem": state.problem})
 
 
 def _run(step: Callable[[str], Awaitable[Any]], database: str | None, config: Path | None) -> Any:

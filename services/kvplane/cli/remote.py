@@ -29,7 +29,7 @@ Server = Annotated[
     ),
 ]
 Tenant = Annotated[
-    str, typer.Option(help="On whose behalf.", envvar="KVPLANE_TENANT", show_default="default")
+    str, typer.Option(help="On whose behalf.", envvar="KVPLANE_TENANT", show_default=True)
 ]
 Token = Annotated[
     str | None,
@@ -51,14 +51,14 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 
 def sure(question: str, yes: bool) -> None:
-    """Ask before what cannot be taken back.
+    """Ask before what breaks something for somebody.
 
     Ends with code 1 when the answer is no, with 2 where nobody can be asked.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        fail("this cannot be taken back, and there is no terminal to ask at: add --yes", 2)
+        fail("this is asked first, and there is no terminal to ask at: add --yes", 2)
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
@@ -112,9 +112,10 @@ class Remote:
             "tls": _tls_files(),
         }
         self.address = ""
+        self.service = ""
 
     def _at(self, service: str) -> str:
-        self.address = address_of(service, self._server)
+        self.service, self.address = service, address_of(service, self._server)
         return self.address
 
     def leases(self) -> Any:
@@ -172,6 +173,8 @@ def call(
     """Run `work`; its errors become one line and an exit code."""
     import asyncio
 
+    # Errors are told in one line of ours; gRPC would tell of each try.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from kvplane.client import close_channels
     from kvplane.kernel.errors import KvplaneError
 
@@ -186,20 +189,23 @@ def call(
     try:
         asyncio.run(run())
     except KvplaneError as error:
-        fail(_explain(error, remote.address), 2 if error.reason == "INVALID_FIELD" else 1)
+        fail(_explain(error, remote), 2 if error.reason == "INVALID_FIELD" else 1)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
-def _explain(error: "KvplaneError", address: str) -> str:
+def _explain(error: "KvplaneError", remote: Remote) -> str:
+    address, variable = remote.address, f"KVPLANE_{remote.service.upper()}_ADDRESS"
     if "tls" in error.metadata:
         return f"{address}: {error.message} (see KVPLANE_TLS_CA_FILE and its neighbours)"
     # gRPC's own words: it never reached a server of ours.
     if error.reason == "UNAVAILABLE" and error.retry_after is None:
         return (
             f"no answer from {address}: start a server with `kvplane dev`, or name the right one"
-            " with --server or KVPLANE_SERVER"
+            f" with --server, {variable} or KVPLANE_SERVER"
         )
+    if error.message == "Method not found!":
+        return f"{address} is not the {remote.service} service: see --server and {variable}"
     if error.reason == "UNAUTHENTICATED" and "certificate" in error.message:
         return f"{address}: {error.message} (see KVPLANE_TLS_CERT_FILE)"
     if error.reason == "UNAUTHENTICATED":

@@ -1,10 +1,11 @@
 """kvplane tenants ..."""
 
+import contextlib
 from typing import Annotated, Any
 
 import typer
 
-from kvplane.cli.remote import Json, Limit, Remote, Server, Token, Yes, call, pages, sure
+from kvplane.cli.remote import Json, Limit, Remote, Server, Token, Yes, call, fail, pages, sure
 
 app = typer.Typer(no_args_is_help=True, help="Make tenants and see what they use.")
 
@@ -14,7 +15,11 @@ TenantId = Annotated[str, typer.Argument(help="The tenant's id.")]
 @app.command("create")
 def create_tenant(
     tenant_id: Annotated[
-        str, typer.Argument(help="1 to 64 letters, digits, '.', '_' or '-'.", show_default=False)
+        str,
+        typer.Argument(
+            help="1 to 64 letters, digits, '.', '_' or '-', a letter or digit first.",
+            show_default=False,
+        ),
     ],
     display_name: Annotated[str, typer.Option(help="A name for people.")] = "",
     server: Server = None,
@@ -80,12 +85,19 @@ def show_usage(
     """Show what a tenant has used, and what is held for it now."""
     from kvplane.api.lease.v1 import lease_pb2
     from kvplane.api.session.v1 import session_pb2
+    from kvplane.api.tenant.v1 import tenant_pb2
     from kvplane.cli.output import show_fields, show_json
     from kvplane.cli.plain import plain
+    from kvplane.kernel.errors import PermissionDenied
 
     async def work(remote: Remote) -> None:
         used = await remote.sessions().GetUsage(session_pb2.GetUsageRequest())
+        if not (used.turns or used.active_sessions):  # is there such a tenant?
+            with contextlib.suppress(PermissionDenied):  # who is no operator may not ask
+                await remote.tenants().GetTenant(tenant_pb2.GetTenantRequest(tenant_id=tenant_id))
         held = await remote.leases().GetUsage(lease_pb2.GetUsageRequest())
+        if used.tenant_id != tenant_id:
+            fail(f"this API key is tenant {used.tenant_id}'s, and shows what that one has used", 2)
         found = {"tenant_id": tenant_id, **plain(used), **plain(held)}
         (show_json if as_json else show_fields)(found)
 

@@ -156,4 +156,5 @@ def _show(worker: Any, as_json: bool) -> None:
         show_json(found)
         return
     found["silent_for"] = duration(found["silent_for"])
+    found["kv_port"] = str(found["kv_port"])
     show_fields(found)

@@ -168,6 +168,8 @@ def target(address: str) -> str:
     """
     if not address:
         raise InvalidField("address", "must be host:port")
+    if address.startswith(("http://", "https://")):
+        raise InvalidField("address", f"{address!r} is not host:port: leave http:// out")
     if "://" in address or address.startswith(("unix:", "ipv4:", "ipv6:", "dns:")):
         return address
     parts = [part.strip() for part in address.split(",")]

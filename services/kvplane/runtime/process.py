@@ -97,7 +97,12 @@ class GrpcProcess:
         wanted = self._settings.status_port
         if wanted is None:
             wanted = self.port + 1000 if port != 0 else 0
-        self.status_port = await self._status.start(host, wanted)
+        try:
+            self.status_port = await self._status.start(host, wanted)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{wanted} (grpc.status_port)") from error
+        log = structlog.get_logger()
+        log.info("listening", grpc=f"{host}:{self.port}", status=f"{host}:{self.status_port}")
         await self._readiness.start()
 
     async def drain(self) -> None:

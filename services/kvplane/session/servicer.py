@@ -84,5 +84,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self, request: pb.GetUsageRequest, context: Any = None
     ) -> pb.GetUsageResponse:
         """Say what the tenant's completed turns have used."""
-        used, active_sessions = await self._service.usage(caller().tenant_id)
-        return codec.usage_message(used, active_sessions)
+        tenant_id = caller().tenant_id
+        used, active_sessions = await self._service.usage(tenant_id)
+        answer = codec.usage_message(used, active_sessions)
+        answer.tenant_id = tenant_id
+        return answer

@@ -3,8 +3,6 @@
 import base64
 from typing import Final
 
-from google.protobuf.duration_pb2 import Duration
-
 from kvplane.api.tenant.v1 import tenant_pb2 as pb
 from kvplane.kernel import validate
 from kvplane.kernel.context import Role
@@ -60,7 +58,7 @@ def key_order(request: pb.CreateApiKeyRequest) -> KeyOrder:
         validate.identifier("worker_id", request.worker_id, WORKER_ID_BYTES)
     elif request.worker_id:
         raise InvalidField("worker_id", f"leave it empty: a key of role {role} is no worker's")
-    return KeyOrder(request.tenant_id, role, request.worker_id, _ttl_us(request.ttl))
+    return KeyOrder(request.tenant_id, role, request.worker_id, _ttl_us(request))
 
 
 def whose_keys(tenant_id: str) -> str:
@@ -154,8 +152,13 @@ def _limits_message(limits: Limits) -> pb.Limits:
     return pb.Limits(**{name: value for name, value in values.items() if value})
 
 
-def _ttl_us(ttl: Duration) -> int:
-    if not (0 <= ttl.seconds <= _MAX_TTL_S and 0 <= ttl.nanos < _NANOS):
-        raise InvalidField("ttl", f"must be from 0 to {_MAX_TTL_S} seconds")
+def _ttl_us(request: pb.CreateApiKeyRequest) -> int:
+    if not request.HasField("ttl"):
+        return 0
+    ttl = request.ttl
+    right = 0 <= ttl.seconds <= _MAX_TTL_S and 0 <= ttl.nanos < _NANOS
+    if not right or ttl.seconds == ttl.nanos == 0:
+        most = f"must be more than 0 and at most {_MAX_TTL_S} seconds"
+        raise InvalidField("ttl", f"{most}; leave it out for a key without an end")
     # Up: what is short must not become 0, which is for ever.
     return ttl.seconds * 1_000_000 + -(-ttl.nanos // 1000)

@@ -79,7 +79,8 @@ class Control:
                     self.register_again()
                 if not silent:
                     away = error.reason == "UNAVAILABLE"
-                    what = "does not answer" if away else "refuses us"
+                    name = self._identity.worker_id
+                    what = "does not answer" if away else f"refuses us, worker {name!r}"
                     log.warning("kvplane: the worker registry %s: %s", what, error)
                 silent = True
                 pause, backoff = backoff, min(backoff * 2, _MAX_BACKOFF)

@@ -218,17 +218,19 @@ class GetUsageRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetUsageResponse(_message.Message):
-    __slots__ = ("active_sessions", "turns", "prompt_tokens", "completion_tokens", "tokens_reused", "tokens_recomputed")
+    __slots__ = ("active_sessions", "turns", "prompt_tokens", "completion_tokens", "tokens_reused", "tokens_recomputed", "tenant_id")
     ACTIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_REUSED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     active_sessions: int
     turns: int
     prompt_tokens: int
     completion_tokens: int
     tokens_reused: int
     tokens_recomputed: int
-    def __init__(self, active_sessions: _Optional[int] = ..., turns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., tokens_reused: _Optional[int] = ..., tokens_recomputed: _Optional[int] = ...) -> None: ...
+    tenant_id: str
+    def __init__(self, active_sessions: _Optional[int] = ..., turns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., tokens_reused: _Optional[int] = ..., tokens_recomputed: _Optional[int] = ..., tenant_id: _Optional[str] = ...) -> None: ...

@@ -124,7 +124,9 @@ class LeaseScheduler:
         if turn.leg is Leg.PREFILL and lease and self._bidirectional:
             question: dict[str, Any] = {"lease": lease, "min_tokens": max(self._threshold, 1)}
         elif turn.leg is Leg.DECODE and handle:
-            question = {"handle": handle}
+            # The gateway has compared it with what the owner registered.
+            address = (params.get("remote_host"), params.get("remote_port"))
+            question = {"handle": handle, "address": address}
         else:
             self._compute(turn)
             return

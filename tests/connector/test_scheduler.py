@@ -108,6 +108,13 @@ def test_a_prefill_reads_only_what_the_lease_service_says() -> None:
     assert engine.agent.asked["p"]["tenant_id"] == "acme"
 
 
+def test_a_decode_asks_for_the_handle_at_the_address_of_its_request() -> None:
+    engine = Engine()
+    engine.arrive(decode())
+    assert engine.agent.asked["d"]["handle"] == ("owner", "owned")
+    assert engine.agent.asked["d"]["address"] == ("h", 5600)
+
+
 def test_a_cold_prefill_asks_for_nothing_and_is_reported_for_the_decode() -> None:
     engine = Engine()
     request = prefill()

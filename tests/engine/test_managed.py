@@ -54,6 +54,7 @@ async def test_a_permit_is_read_exactly_as_cut():
                 {
                     "lease": ("lease-1", 7),
                     "handle": None,
+                    "address": (None, None),
                     "min_tokens": 64,
                     "tenant_id": "t",
                     "salt": "",
@@ -74,6 +75,7 @@ async def test_a_decode_asks_with_the_handle_it_was_given():
         assert await generate(reader, asked) == await cold(owner, PROMPT)
         how = agent.begun[0][1]
         assert how["handle"] == (owner.engine_id, "p")
+        assert how["address"] == (owner.config.kv_host, owner.kv_port)
         assert how["min_tokens"] == 1
         assert asked.cached_tokens == 399
 

@@ -98,6 +98,18 @@ def test_a_decode_gets_its_own_lease_and_gives_it_back(
     assert reader.poll_read("x") == Refused("unknown")
 
 
+@pytest.mark.parametrize("address", [("d", 5600), ("d", None), (None, 5600)])
+def test_an_owner_is_read_at_the_address_that_the_request_names(
+    plane: PlaneThread, make_agent: Make, address: tuple[str | None, int | None]
+) -> None:
+    owner, reader = make_agent("d"), make_agent("p")
+    report(plane, owner)
+    reader.begin_read("x", PROMPT, handle=HANDLE, address=address)
+    permit = settled(reader, "x")
+    assert isinstance(permit, Permit)
+    assert (permit.params["remote_host"], permit.params["remote_port"]) == ("d", 5600)
+
+
 def test_the_lease_of_the_router_is_checked_before_the_read(
     plane: PlaneThread, make_agent: Make
 ) -> None:
@@ -155,6 +167,10 @@ def test_a_decode_waits_for_a_report_that_is_under_way(
         ("salt", PROMPT, {"salt": "s"}),
         ("adapter", PROMPT, {"adapter": "lora"}),
         ("threshold", TOKENS[:40], {"min_tokens": 64}),
+        ("host", PROMPT, {"address": ("other", 5600)}),
+        ("port", PROMPT, {"address": ("d", 5601)}),
+        ("port alone", PROMPT, {"address": (None, 5601)}),
+        ("a port that is none", PROMPT, {"address": ("d", "5600")}),
     ],
 )
 def test_what_must_not_be_read_is_given_back_unused(

@@ -38,11 +38,13 @@ class Managed:
             return None
         lease: tuple[str, int] | None = None
         handle: tuple[str, str] | None = None
+        address: tuple[Any, Any] = (None, None)
         if params.get("do_remote_prefill"):
             engine, remote = params.get("remote_engine_id"), params.get("remote_request_id")
             if not engine or not remote:
                 return None
             handle = (str(engine), str(remote))
+            address = (params.get("remote_host"), params.get("remote_port"))
         else:
             if not key.get("lease_id"):
                 return None
@@ -52,6 +54,7 @@ class Managed:
             prompt,
             lease=lease,
             handle=handle,
+            address=address,
             min_tokens=min_tokens,
             tenant_id=str(key.get("tenant") or ""),
             salt=salt,

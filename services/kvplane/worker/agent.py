@@ -124,6 +124,7 @@ class WorkerAgent:
         *,
         lease: tuple[str, int] | None = None,
         handle: tuple[str, str] | None = None,
+        address: tuple[Any, Any] = (None, None),
         min_tokens: int = 1,
         tenant_id: str = "",
         salt: str = "",
@@ -132,9 +133,11 @@ class WorkerAgent:
         """Ask whether `tokens` may begin with KV read from elsewhere.
 
         Give the lease (id, fencing token) that the router granted, or the handle
-        (engine id, request id) to get a lease for. `tokens` is kept by reference: the
-        part that exists now must not change. Fewer than `min_tokens` proved equal are
-        refused, and so is what another tenant than `tenant_id` owns.
+        (engine id, request id) to get a lease for, with the `address` (host, port) that
+        stands beside it in the request: an owner that names another one is refused.
+        `tokens` is kept by reference: the part that exists now must not change. Fewer
+        than `min_tokens` proved equal are refused, and so is what another tenant than
+        `tenant_id` owns.
         """
         wait = self.config.begin_wait_seconds if lease else self.config.grant_wait_seconds
         self._reading.begin(
@@ -144,6 +147,7 @@ class WorkerAgent:
                 count=len(tokens),
                 lease=lease,
                 handle=handle,
+                address=address,
                 min_tokens=min_tokens,
                 tenant_id=tenant_id,
                 space=self._reading.space(salt, adapter),

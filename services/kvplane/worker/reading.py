@@ -233,6 +233,9 @@ class Reading:
     async def _compare(self, question: Question, owned: lease.Ownership) -> Answer:
         if question.tenant_id and owned.tenant_id != question.tenant_id:
             return Refused("it belongs to another tenant")
+        named = (owned.params.remote_host, owned.params.remote_port)
+        if any(said not in (None, own) for said, own in zip(question.address, named, strict=True)):
+            return Refused("its owner says another address")
         if owned.compatibility != self._identity.compatibility:
             return Refused("it belongs to an incompatible engine")
         size = self._identity.block_size

@@ -23,6 +23,8 @@ class Question:
     count: int
     lease: tuple[str, int] | None
     handle: tuple[str, str] | None
+    # Host and port where the request says that the owner is; None for what it does not say.
+    address: tuple[Any, Any]
     min_tokens: int
     tenant_id: str
     space: bytes

@@ -2,6 +2,7 @@
 
 import json
 
+from aiohttp import web
 from gateway.bench import USAGE, data_of, eventually
 from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as session
@@ -211,6 +212,20 @@ async def test_n03_a_handle_of_an_unregistered_place_goes_nowhere(bench):
         status, _, _ = await bench.chat()
         assert status == 200
         assert "remote_host" not in decode.requests[-1]["kv_transfer_params"]
+
+
+async def test_n03_a_handle_of_another_s_engine_goes_nowhere(bench):
+    """Whose side channel a worker has registered as its own."""
+    prefill, decode = await bench.pair()
+
+    async def answer(request, body):
+        params = {**prefill.handle(prefill=True), "remote_engine_id": "engine-decode-0"}
+        return web.json_response(prefill.whole(request, body, params))
+
+    prefill.behave = answer
+    await bench.start()
+    assert (await bench.chat())[0] == 200
+    assert "remote_host" not in decode.requests[-1]["kv_transfer_params"]
 
 
 async def test_credentials_of_clients_stay_here(bench):

@@ -74,6 +74,8 @@ class Held:
     tokens: int
     refusal: int = 0
     side_channel: tuple[str, int] = ("127.0.0.1", 5600)
+    # Empty: its own, as `worker_message` has it.
+    engine_id: str = ""
 
 
 class FakeLeases(Breakable):
@@ -121,6 +123,7 @@ class FakeLeases(Breakable):
         lease.ttl.FromSeconds(10)
         self.live[lease.lease_id] = request.session_id
         owned = lease_pb2.Ownership(worker_id=held.owner, epoch=held.epoch, num_tokens=held.tokens)
+        owned.params.remote_engine_id = held.engine_id or f"engine-{held.owner}"
         owned.params.remote_host, owned.params.remote_port = held.side_channel
         return lease_pb2.GrantLeaseResponse(lease=lease, ownership=owned)
 

@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 from kvplane.api.routing.v1 import routing_pb2 as pb
-from kvplane.kernel.errors import IllegalTransition, InvalidField, NotFound, StaleEpoch
+from kvplane.kernel.context import Caller, Role, set_caller
+from kvplane.kernel.errors import (
+    AlreadyExists,
+    IllegalTransition,
+    InvalidField,
+    NotFound,
+    StaleEpoch,
+)
 from routing.fakes import BOTH, PREFILL, beat
 from routing.harness import One, Plane
 
@@ -57,6 +64,35 @@ async def test_a_new_process_ends_the_old_epoch(one: One):
     assert one.leases.ended == [("d", 2)]
     stale, now = await one.beat(beat("d", 1), beat("d", 2))
     assert (stale.known, now.known) == (False, True)
+
+
+async def test_an_engine_is_one_live_worker_s(one: One):
+    """Else readers could be sent to the blocks of another's engine."""
+    await one.register("d", engine_id="e1")
+    with pytest.raises(AlreadyExists):
+        await one.register("thief", engine_id="e1", kv_port=5700)
+    with pytest.raises(NotFound):
+        await one.get("thief")
+    await one.register("thief", engine_id="e2")
+    with pytest.raises(AlreadyExists):
+        await one.register("thief", engine_id="e1", instance="i2")
+    assert (await one.get("thief")).engine_id == "e2"
+    await one.register("d", engine_id="e1", instance="i2")
+    await one.deregister("d", 2)
+    assert (await one.register("moved", engine_id="e1")).epoch == 1
+
+
+async def test_a_plain_engine_that_says_no_id_has_its_side_channel_alone(one: One):
+    await one.register("plain", managed=False, engine_id="", kv_port=5601)
+    with pytest.raises(AlreadyExists):
+        await one.register("thief", kv_port=5601)
+    await one.register("d", kv_port=5602)
+
+
+async def test_a_worker_that_registers_itself_says_its_engine(one: One):
+    set_caller(Caller(roles=frozenset({Role.WORKER}), worker_id="d"))
+    with pytest.raises(InvalidField, match="engine_id"):
+        await one.register("d", managed=False, engine_id="")
 
 
 async def test_an_epoch_that_the_registry_has_forgotten_never_begins_again(one: One):

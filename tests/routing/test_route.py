@@ -230,6 +230,15 @@ async def test_a_handle_that_names_another_side_channel_is_not_handed_out(fake: 
     assert len(fake.leases.releases) == 1
 
 
+async def test_a_handle_of_another_s_engine_is_not_handed_out(fake: One):
+    await pair(fake)
+    first = await fake.turn("r1")
+    fake.leases.hold(first.session_id, "d")
+    fake.leases.held[first.session_id].engine_id = "engine-p"
+    answer = await fake.route("r2")
+    assert (answer.decision, reason(answer)) == (RECOMPUTE, "INCOMPATIBLE")
+
+
 async def test_one_worker_alone_does_it_all(fake: One):
     await fake.register("p", **PREFILL)
     alone = await fake.turn("r1")

@@ -32,8 +32,8 @@ _PRINTABLE = re.compile(r"[\x21-\x7e]+\Z")
 _HOST = re.compile(r"[A-Za-z0-9._-]+\Z|[0-9A-Fa-f:.]+\Z")
 
 
-def profile(worker: routing_pb2.Worker) -> Profile:
-    """Check what a worker says of itself. Raises InvalidField."""
+def profile(worker: routing_pb2.Worker, *, by_itself: bool = False) -> Profile:
+    """Check what a worker says of itself, or a gateway of a plain engine. Raises InvalidField."""
     at = "worker."
     validate.identifier(f"{at}worker_id", worker.worker_id)
     _url(f"{at}url", worker.url)
@@ -43,7 +43,7 @@ def profile(worker: routing_pb2.Worker) -> Profile:
         if not _HOST.match(worker.kv_host):
             raise InvalidField(f"{at}kv_host", "must be a host name or an address")
         validate.between(f"{at}kv_port", worker.kv_port, 1, 65535)
-    _text(f"{at}engine_id", worker.engine_id, required=worker.managed)
+    _text(f"{at}engine_id", worker.engine_id, required=worker.managed or by_itself)
     rank = worker.data_parallel_rank if worker.HasField("data_parallel_rank") else None
     if rank is not None:
         validate.between(f"{at}data_parallel_rank", rank, 0, 65535)

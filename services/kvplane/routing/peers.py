@@ -40,7 +40,8 @@ class Granted:
     owner_id: str
     owner_epoch: int
     held_tokens: int
-    # Host and port of the side channel, as the owner's handle has them.
+    # The engine, and host and port of its side channel, as the owner's handle has them.
+    engine_id: str
     side_channel: tuple[str, int]
 
 
@@ -141,6 +142,7 @@ class LeasePeer:
             owned.worker_id,
             owned.epoch,
             owned.num_tokens,
+            owned.params.remote_engine_id,
             (owned.params.remote_host, owned.params.remote_port),
         )
 

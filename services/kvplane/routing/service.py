@@ -201,13 +201,16 @@ class Router:
             owner = self._snapshots.get(granted.owner_id)
         if owner is None or owner.epoch != granted.owner_epoch or owner.worker_id in exclude:
             return Reason.OWNER_LOST
-        registered = (owner.profile.kv_host, owner.profile.kv_port)
-        if granted.side_channel != registered:
+        mine = owner.profile
+        # A plain engine does not say its id.
+        registered = (mine.engine_id or granted.engine_id, mine.kv_host, mine.kv_port)
+        named = (granted.engine_id, *granted.side_channel)
+        if named != registered:
             _log.warning(
-                "a worker's handle names a side channel that is not its own",
+                "a worker's handle names an engine or a side channel that is not its own",
                 worker_id=owner.worker_id,
                 registered=registered,
-                named=granted.side_channel,
+                named=named,
             )
             return Reason.INCOMPATIBLE
         return owner_obstacle(reader, owner)

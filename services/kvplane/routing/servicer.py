@@ -6,7 +6,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvplane.api.routing.v1 import routing_pb2, routing_pb2_grpc
 from kvplane.kernel import validate
-from kvplane.kernel.context import caller
+from kvplane.kernel.context import Role, caller
 from kvplane.kernel.errors import InvalidField
 from kvplane.routing import codec
 from kvplane.routing.registry import Registry
@@ -46,10 +46,11 @@ class WorkerServicer(routing_pb2_grpc.WorkerServiceServicer):
     async def RegisterWorker(
         self, request: routing_pb2.RegisterWorkerRequest, context: Any = None
     ) -> routing_pb2.RegisterWorkerResponse:
-        """Begin a worker's epoch. Raises InvalidField, Unavailable."""
+        """Begin a worker's epoch. Raises InvalidField, AlreadyExists, Unavailable."""
         if not request.HasField("worker"):
             raise InvalidField("worker", "must be set")
-        profile = codec.profile(request.worker)
+        by_itself = Role.SERVICE not in caller().roles
+        profile = codec.profile(request.worker, by_itself=by_itself)
         seen = codec.seen_epoch(request.worker)
         worker = await self._registry.register(profile, codec.instance_id(request), seen)
         interval = Duration()

@@ -74,7 +74,11 @@ class WorkerStore(Protocol):
     """The registry's rows. Its clock is the one that all replicas share."""
 
     async def register(self, profile: Profile, instance_id: str, seen: int) -> Worker:
-        """Apply `domain.register` to the worker's row, made if there is none."""
+        """Apply `domain.register` to the worker's row, made if there is none.
+
+        Raises AlreadyExists while another live worker has its engine id, or, as a plain one
+        that says none, its side channel: readers would be sent to the other's blocks.
+        """
         ...
 
     async def beat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:

@@ -6,12 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, literal_column, select, tuple_, update
+from sqlalchemy import (
+    String,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    literal_column,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kvplane.db.database import MAX_BATCH, Database, Tx
 from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
-from kvplane.kernel.errors import NotFound
+from kvplane.kernel.errors import AlreadyExists, NotFound
 from kvplane.kernel.gathering import gathered
 from kvplane.routing import domain
 from kvplane.routing.domain import Load, Profile, State, Worker
@@ -60,6 +72,26 @@ _OWED = prepared(
     .order_by(_W.worker_id)
     .limit(_PENDING_AT_ONCE)
 )
+_TAKEN = prepared(
+    select(_W.worker_id).where(
+        _IS_ALIVE,
+        _W.worker_id != bindparam("id"),
+        or_(
+            _W.engine_id == bindparam("engine_id"),
+            and_(
+                _W.engine_id == literal_column("''"),
+                _W.kv_host == bindparam("kv_host"),
+                _W.kv_port == bindparam("kv_port"),
+            ),
+        ),
+    )
+)
+# Two that register at once do not see one another's row.
+_LOCK_ENGINE = prepared(
+    text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 2))").bindparams(
+        bindparam("key", type_=String)
+    )
+)
 _SETTLE = Prepared(
     lambda is_postgres: _insert(is_postgres, routes).returning(
         _R.tenant_id, _R.request_id, _R.attempt
@@ -77,6 +109,8 @@ class SqlWorkerStore:
         """See WorkerStore."""
 
         def op(tx: Tx) -> Worker:
+            if profile.engine_id:
+                _refuse_taken(tx, profile)
             new = domain.register(None, profile, instance_id, tx.now_us(), seen)
             if _NEW.one(tx, **worker_values(new)).first() is not None:
                 return new
@@ -298,6 +332,20 @@ def _settle(tx: Tx, answers: dict[RouteKey, bytes]) -> dict[RouteKey, tuple[byte
         )
         for row in tx.connection.execute(query)
     }
+
+
+def _refuse_taken(tx: Tx, profile: Profile) -> None:
+    if tx.is_postgres:
+        _LOCK_ENGINE.one(tx, key=profile.engine_id)
+    taken = _TAKEN.one(
+        tx,
+        id=profile.worker_id,
+        engine_id=profile.engine_id,
+        kv_host=profile.kv_host,
+        kv_port=profile.kv_port,
+    )
+    if taken.first() is not None:
+        raise AlreadyExists("engine", profile.engine_id)
 
 
 def _existing(tx: Tx, query: Prepared, worker_id: str) -> Worker:

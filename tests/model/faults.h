@@ -93,6 +93,12 @@
 #define TAKEN(r) offer[r]
 #endif
 
+#ifdef FAULT_LEASE_USED_TWICE
+#define ON_SAME_LEASE(r) mine[r] = mine[1 - r]; say(r, BEGIN); sent[r] = now
+#else
+#define ON_SAME_LEASE(r) skip           /* it computes: the lease is the first one's */
+#endif
+
 #ifdef FAULT_NO_TOKEN_CHECK
 #define MATCHES(r) true
 #else

@@ -228,6 +228,8 @@ proctype Reader(byte r) {
     do
     :: d_step { answer[r] == YES && call[r] == GRANT -> say(r, BEGIN); sent[r] = now }
     :: d_step { answer[r] == NO && phase[r] == ASKING -> over(r, NONE) }
+        /* A client repeats itself, and brings the lease of one request in another one. */
+    :: d_step { phase[r] == ASKING && call[r] == GRANT && mine[1 - r] != 0 -> ON_SAME_LEASE(r) }
     :: atomic { answer[r] == YES && call[r] == BEGIN -> valid[r] = TAKEN(r);
         if :: other[r] = true :: other[r] = false fi;   /* the digests that came with it */
         if

@@ -4,7 +4,7 @@ It shares the product's values and none of its rules.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Any
 
@@ -54,16 +54,14 @@ class SessionModel:
     def at(self, now_us: int) -> "SessionModel":
         return replace(self, now_us=now_us)
 
+    def copy(self) -> Any:
+        copies = {f.name: dict(getattr(self, f.name)) for f in fields(self)[1:]}
+        return replace(self, **copies)
+
     def after(self, call: Any, answer: Any, at_once: Rows | None) -> Iterable["SessionModel"]:
         """See `explain.Model`."""
         alone = at_once is None
-        copy = SessionModel(
-            self.now_us,
-            dict(self.sessions),
-            dict(self.turns),
-            dict(self.requests),
-            dict(self.histories),
-        )
+        copy = self.copy()
         match call:
             case calls.Begin():
                 told(answer, [copy._begin(call.tenant, *wish) for wish in call.wishes])

@@ -228,6 +228,7 @@ class Control:
             url=engine.url,
             kv_host=engine.kv_host,
             kv_port=engine.kv_port,
+            engine_id=f"engine-{engine.worker_id}" if managed else "",
             compatibility=routing.Compatibility(model=MODEL, block_size=16),
             bidirectional=True,
             managed=managed,

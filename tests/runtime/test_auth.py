@@ -141,6 +141,37 @@ async def test_a_stream_ends_soon_after_its_key_is_revoked(running, tenants, clo
         await more
 
 
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [(ZeroDivisionError("ours"), errors.Internal), (TimeoutError(), errors.Unavailable)],
+)
+async def test_a_stream_ends_when_its_credentials_cannot_be_looked_at(start, lines, mistake, told):
+    class Broken(TrustedNetwork):
+        again_s, answers = 5.0, 0
+
+        async def caller(self, metadata, certificate=None):
+            self.answers += 1
+            if self.answers > 1:
+                raise mistake
+            return await super().caller(metadata, certificate)
+
+    clock = FakeClock()
+    running = await start(Broken(), clock=clock)
+    changes = running.sessions().WatchSessions(session_pb2.WatchSessionsRequest())
+    await anext(changes)
+    more = asyncio.ensure_future(anext(changes))
+
+    def later():
+        clock.advance(1)
+        return more.done()
+
+    await until(later)
+    with pytest.raises(told):
+        await more
+    [line] = lines.all("call failed")
+    assert line["exception"][0]["exc_type"] == type(mistake).__name__
+
+
 async def test_a_revoked_key_is_believed_for_the_time_set(running, tenants, clock):
     api = running.leases(token="kvp_a")
     for _ in range(5):

@@ -213,12 +213,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _until_refused(self, method: str, context: Any) -> KvplaneError:
         """Look at a stream's credentials again and again; return why they are no longer good."""
-        while True:
-            await self._clock.sleep(self._authenticator.again_s)
-            try:
+        try:
+            while True:
+                await self._clock.sleep(self._authenticator.again_s)
                 check_role(await self._authenticator.caller(*_credentials(context)), method)
-            except KvplaneError as error:
-                return error
+        except Exception as error:  # noqa: BLE001 - a stream that is no longer looked at must end
+            return self._explain(error, method)
 
     def _explain(self, error: Exception, method: str) -> KvplaneError:
         """Return what the caller is told; what it is not told goes to the log."""

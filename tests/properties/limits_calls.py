@@ -41,9 +41,10 @@ class CompleteAny:
 
     tenant: str
     reports: list[CompleteTurn]
+    quotas: Quotas
 
     async def on(self, store: Store) -> Any:
-        return await store.complete_turns(self.tenant, self.reports)
+        return await store.complete_turns(self.tenant, self.reports, self.quotas)
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def completes(draw: st.DrawFn, most: int = 3) -> calls.Drawn:
                 )
                 for place, outcome, used in wanted
             ],
+            known.quotas[tenant],
         )
 
     return resolve

@@ -1,5 +1,6 @@
 """What tenants with limits may begin, and what they have used."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -68,7 +69,7 @@ class LimitsModel(SessionModel):
             case calls.LimitedBegin() | calls.LimitedCreate():
                 return self._within(call, answer, alone=at_once is None)
             case calls.CompleteAny():
-                answers = [copy._close(call.tenant, report) for report in call.reports]
+                answers = [copy._close(call, report) for report in call.reports]
                 told([_plain(a) for a in answer], [_plain(a) for a in answers])
             case calls.ReadUsage():
                 active = copy._active(call.tenant)
@@ -188,7 +189,9 @@ class LimitsModel(SessionModel):
             for key, session in self.sessions.items()
         )
 
-    def _close(self, tenant: str, report: CompleteTurn) -> Any:
+    def _close(self, call: calls.CompleteAny, report: CompleteTurn) -> Any:
+        tenant = call.tenant
+        rate = max(call.quotas.soft.tokens_per_second, call.quotas.hard.tokens_per_second)
         if report.request_id:
             key = (tenant, report.request_id)
             turn = self.unheld.get(key)
@@ -197,7 +200,7 @@ class LimitsModel(SessionModel):
             if turn.completed:
                 return Completed(None, None)
             self.unheld[key] = replace(turn, completed=True)
-            self._count(key, turn.open_us, turn.charge, report, held=False)
+            self._count(key, turn.open_us, turn.charge, report, rate, held=False)
             return Completed(None, _used(report))
         place = (tenant, report.session_id, report.turn)
         opened = self.turns.get(place)
@@ -207,11 +210,18 @@ class LimitsModel(SessionModel):
         if opened.report is not None:
             return Completed(session, None)
         key = (tenant, opened.request.request_id)
-        self._count(key, opened.open_us, self.charges[key], report, held=True)
+        self._count(key, opened.open_us, self.charges[key], report, rate, held=True)
         return Completed(session, _used(report))
 
     def _count(
-        self, key: Key, open_us: int, charge: int | None, report: CompleteTurn, *, held: bool
+        self,
+        key: Key,
+        open_us: int,
+        charge: int | None,
+        report: CompleteTurn,
+        rate: float,
+        *,
+        held: bool,
     ) -> None:
         """Add what a turn used to its tenant's account, and correct what it was charged."""
         tenant = key[0]
@@ -222,11 +232,14 @@ class LimitsModel(SessionModel):
             return
         spent = report.prompt_tokens + report.completion_tokens
         told_all = report.outcome is TurnOutcome.OK and spent > 0
-        beyond = spent - charge if told_all else max(0, spent - charge)
+        unused = max(0, charge - spent) if told_all else 0
+        # What has drained since is gone.
+        drained = math.ceil(Fraction(rate) * (self.now_us - open_us) / SECOND)
+        beyond = max(0, spent - charge) - min(unused, max(0, charge - drained))
         bucket = self.buckets[tenant]
         self.buckets[tenant] = replace(bucket, late=(*bucket.late, (beyond, held)))
         place = (tenant, f"{key[1]}@{open_us}")
-        self.let_in[place] = (open_us, charge, max(0, -beyond))
+        self.let_in[place] = (open_us, charge, unused)
 
     def compare(self, rows: Rows) -> None:
         """See `explain.Model`."""

@@ -41,7 +41,7 @@ class Complete:
     reports: list[CompleteTurn]
 
     async def on(self, store: Store) -> Any:
-        answers = await store.complete_turns(self.tenant, self.reports)
+        answers = await store.complete_turns(self.tenant, self.reports, NO_QUOTAS)
         return [a.session if isinstance(a, Completed) else a for a in answers]
 
 

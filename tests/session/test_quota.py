@@ -145,7 +145,19 @@ def test_only_a_turn_that_ended_well_is_given_back_what_it_did_not_use(
     charge, outcome, used, expected
 ):
     report = CompleteTurn("s", 1, outcome, prompt_tokens=used // 2, completion_tokens=used // 2)
-    assert correction(charge, report) == expected
+    assert correction(charge, report, 0) == expected
+
+
+def test_what_has_drained_is_not_given_back():
+    report = CompleteTurn("s", 1, TurnOutcome.OK, prompt_tokens=10)
+    assert [correction(40, report, drained) for drained in (5, 10, 10.5, 39, 50)] == [
+        -30,
+        -30,
+        -29,
+        -1,
+        0,
+    ]
+    assert correction(5, report, 100) == 5
 
 
 @given(

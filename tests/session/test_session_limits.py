@@ -120,6 +120,21 @@ async def test_tokens_are_corrected_when_the_turn_is_over(sqlite):
     await one.servicer.BeginTurn(begin("r3", "s"))
 
 
+async def test_what_has_drained_is_not_given_back(sqlite):
+    """Else turns that are kept open would save up room for a burst."""
+    sqlite.quotas[""] = hard(tokens_per_second=100)
+    part = sqlite.replica()
+    kept = await part.servicer.BeginTurn(begin("r1", "s", tokens=1000))
+    sqlite.clock.advance(8)
+    await part.servicer.BeginTurn(begin("r2", "s", tokens=700))
+    await part.servicer.CompleteTurn(complete(kept, prompt_tokens=100))
+    # Of its 1000 tokens 800 have drained by now, so 200 are given back.
+    assert (await refused(part, begin("r3", "s", tokens=400))).retry_after == pytest.approx(1)
+    sqlite.clock.advance(1)
+    await part.servicer.BeginTurn(begin("r3", "s", tokens=400))
+    await refused(part, begin("r4", "s", tokens=1))
+
+
 async def test_leaving_early_is_not_cheaper(sqlite):
     sqlite.quotas[""] = hard(tokens_per_second=100)
     part = sqlite.replica()

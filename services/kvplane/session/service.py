@@ -65,7 +65,7 @@ class SessionService:
         self._quotas = quotas
         self._hub = Hub()
         self._begins: Batches[NewTurn, Begun | OverQuota] = Batches(self._begin_turns)
-        self._completes: Batches[CompleteTurn, Completed] = Batches(store.complete_turns)
+        self._completes: Batches[CompleteTurn, Completed] = Batches(self._complete_turns)
 
     async def begin_turn(self, tenant_id: str, request: BeginTurn) -> Begun | OverQuota:
         """Find or make the session and open its next turn; the same answer to a repetition.
@@ -88,6 +88,12 @@ class SessionService:
         self, tenant_id: str, turns: Sequence[NewTurn]
     ) -> list[Begun | OverQuota | KvplaneError]:
         return await self._store.begin_turns(tenant_id, turns, await self._quotas.of(tenant_id))
+
+    async def _complete_turns(
+        self, tenant_id: str, reports: Sequence[CompleteTurn]
+    ) -> list[Completed | KvplaneError]:
+        quotas = await self._quotas.of(tenant_id)
+        return await self._store.complete_turns(tenant_id, reports, quotas)
 
     async def complete_turn(self, tenant_id: str, report: CompleteTurn) -> Session | None:
         """Close a turn; the first outcome stays. None for one without a session.

@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, delete, insert, select
 from kvplane.db.database import Tx
 from kvplane.db.prepared import Prepared, id_list, is_listed, prepared
 from kvplane.kernel.errors import KvplaneError, NotFound
+from kvplane.kernel.limits import Quotas
 from kvplane.session import domain
 from kvplane.session.domain import (
     CompleteTurn,
@@ -63,7 +64,11 @@ _PRUNE_HISTORY = prepared(
 
 
 def complete_turns(
-    tx: Tx, tenant_id: str, reports: Sequence[CompleteTurn], config: SessionConfig
+    tx: Tx,
+    tenant_id: str,
+    reports: Sequence[CompleteTurn],
+    config: SessionConfig,
+    quotas: Quotas,
 ) -> list[Completed | KvplaneError]:
     """Do SessionStore.complete_turns."""
     locked = locked_sessions(tx, tenant_id, {r.session_id for r in reports if r.session_id})
@@ -74,7 +79,7 @@ def complete_turns(
     changed: set[str] = set()
     histories: dict[tuple[str, str, bytes], dict[str, Any]] = {}
     answers: list[Completed | KvplaneError] = []
-    total = _Total()
+    total = _Total(now_us, max(quotas.soft.tokens_per_second, quotas.hard.tokens_per_second))
     for report in reports:
         if report.request_id:
             answers.append(_complete_unheld(report, unheld, total))
@@ -90,7 +95,7 @@ def complete_turns(
             continue
         used: Usage | None = None
         if turn.outcome is TurnOutcome.OPEN:
-            total.held += correction(turn.charged_tokens, report)
+            total.held += total.correction(turn.charged_tokens, report, turn.open_us)
             used = total.add(report)
             after, turn = domain.complete_turn(session, turn, report, now_us, config)
             if domain.records_history(session, report):
@@ -123,11 +128,18 @@ def complete_turns(
 class _Total:
     """What the turns that are closed now have used together."""
 
+    now_us: int
+    # The tenant's limit, the larger one; 0 for none.
+    tokens_per_second: float
     used: Usage = _NOTHING
     # Tokens beyond what was charged at their beginning, with and without a session.
     held: int = 0
     unheld: int = 0
     unheld_ids: set[str] = field(default_factory=set)
+
+    def correction(self, charged: int | None, report: CompleteTurn, open_us: int) -> int:
+        drained = self.tokens_per_second * (self.now_us - open_us) / 1e6
+        return correction(charged, report, drained)
 
     def add(self, report: CompleteTurn) -> Usage:
         used = usage_of(report)
@@ -144,7 +156,7 @@ def _complete_unheld(
     if turn.completed or report.request_id in total.unheld_ids:
         return Completed(None, None)
     total.unheld_ids.add(report.request_id)
-    total.unheld += correction(turn.tokens, report)
+    total.unheld += total.correction(turn.tokens, report, turn.open_us)
     return Completed(None, total.add(report))
 
 

@@ -59,7 +59,12 @@ _CLOSE_UNHELD = Prepared(
 )
 _LOCK_UNHELD = Prepared(
     lambda is_postgres: (
-        select(unheld_turns.c.request_id, unheld_turns.c.charged_tokens, unheld_turns.c.completed)
+        select(
+            unheld_turns.c.request_id,
+            unheld_turns.c.charged_tokens,
+            unheld_turns.c.open_us,
+            unheld_turns.c.completed,
+        )
         .where(
             unheld_turns.c.tenant_id == IN_TENANT,
             is_listed(unheld_turns.c.request_id, is_postgres),
@@ -76,6 +81,7 @@ class Charged:
 
     # None: there was no limit.
     tokens: int | None
+    open_us: int
     completed: bool
 
 
@@ -197,7 +203,7 @@ def lock_unheld(tx: Tx, tenant_id: str, request_ids: Collection[str]) -> dict[st
     if not request_ids:
         return {}
     rows = _LOCK_UNHELD.one(tx, tenant=tenant_id, ids=id_list(tx, request_ids))
-    return {row[0]: Charged(row[1], bool(row[2])) for row in rows}
+    return {row[0]: Charged(row[1], row[2], bool(row[3])) for row in rows}
 
 
 def close_unheld(tx: Tx, tenant_id: str, request_ids: Collection[str]) -> None:

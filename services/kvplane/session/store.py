@@ -56,7 +56,7 @@ class SessionStore(Protocol):
         ...
 
     async def complete_turns(
-        self, tenant_id: str, reports: Sequence[CompleteTurn]
+        self, tenant_id: str, reports: Sequence[CompleteTurn], quotas: Quotas
     ) -> list[Completed | KvplaneError]:
         """Close turns, in order. A closed one stays as it is. NotFound for unknown ones.
 

@@ -64,12 +64,12 @@ class SqlSessionStore:
             return await self._database.run(operation, order=order)
 
     async def complete_turns(
-        self, tenant_id: str, reports: Sequence[CompleteTurn]
+        self, tenant_id: str, reports: Sequence[CompleteTurn], quotas: Quotas
     ) -> list[Completed | KvplaneError]:
         """See SessionStore."""
         config = self._config
         return await self._database.run(
-            lambda tx: complete_turns(tx, tenant_id, reports, config),
+            lambda tx: complete_turns(tx, tenant_id, reports, config, quotas),
             # After its begins: they lock the tenant's row first, then sessions.
             order=f"{tenant_id}:complete",
         )

@@ -1,5 +1,6 @@
 """What turns have used, for the tenant's account."""
 
+import math
 from dataclasses import dataclass
 
 from kvplane.session.domain import CompleteTurn, Session, TurnOutcome
@@ -47,14 +48,16 @@ def usage_of(report: CompleteTurn) -> Usage:
     )
 
 
-def correction(charged_tokens: int | None, report: CompleteTurn) -> int:
+def correction(charged_tokens: int | None, report: CompleteTurn, drained: float) -> int:
     """Return how many tokens the turn used beyond what it was charged with when it began.
 
     Negative for fewer, but only a turn that ended well and says what it used is given
-    back the rest: leaving early must not be cheaper than staying.
+    back the rest: leaving early must not be cheaper than staying. Nor is what has `drained`
+    from the tenant's bucket since: turns kept open would save it up for a burst.
     """
     if charged_tokens is None:
         return 0
     beyond = report.prompt_tokens + report.completion_tokens - charged_tokens
     known = report.outcome is TurnOutcome.OK and beyond > -charged_tokens
-    return beyond if known else max(0, beyond)
+    left = max(0, charged_tokens - math.ceil(drained)) if known else 0
+    return max(beyond, -left)

@@ -67,10 +67,14 @@ def test_a_taken_port_is_said_in_one_line(tmp_path, command, option):
         taken.listen()
         port = str(taken.getsockname()[1])
         done = kvplane(*command, option, port, cwd=tmp_path)
+        status = kvplane(
+            "serve", "lease", "--port", "0", cwd=tmp_path, KVPLANE_GRPC_STATUS_PORT=port
+        )
     assert done.returncode == 1
     assert port in done.stderr
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port} (grpc.status_port)" in status.stderr
 
 
 def serve(service, cwd, database, port):
@@ -145,6 +149,8 @@ def test_sigterm_ends_streams_and_the_process(tmp_path):
     (call,) = [line for line in logged if line.get("method") == "SessionService/CreateSession"]
     assert (call["tenant"], call["code"]) == ("acme", "OK")
     assert [line["message"] for line in logged][-1] == "stopped"
+    (listening,) = [line for line in logged if line["message"] == "listening"]
+    assert listening["grpc"] == f"127.0.0.1:{port}"
 
 
 def test_services_of_their_own_find_one_another(tmp_path):

@@ -16,7 +16,7 @@ async def usage(part) -> pb.GetUsageResponse:
 
 async def test_usage_is_what_the_completed_turns_of_the_tenant_used(registry):
     one, two = registry.replica(), registry.replica()
-    assert await usage(one) == pb.GetUsageResponse()
+    assert await usage(one) == pb.GetUsageResponse(tenant_id="default")
     first = await one.servicer.BeginTurn(begin("r1", "s1"))
     second = await two.servicer.BeginTurn(begin("r2", "s2"))
     await one.servicer.BeginTurn(begin("r3", "s2"))
@@ -31,13 +31,14 @@ async def test_usage_is_what_the_completed_turns_of_the_tenant_used(registry):
         completion_tokens=7,
         tokens_reused=60,
         tokens_recomputed=70,
+        tenant_id="default",
     )
     assert await usage(one) == expected
     assert await usage(two) == expected
     await one.servicer.EndSession(pb.EndSessionRequest(name="s1"))
     assert (await usage(two)).active_sessions == 1
     with tenant("other"):
-        assert await usage(one) == pb.GetUsageResponse()
+        assert await usage(one) == pb.GetUsageResponse(tenant_id="other")
 
 
 async def test_many_at_once_at_all_replicas_are_all_counted(registry):

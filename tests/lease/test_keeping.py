@@ -143,10 +143,9 @@ def test_a_small_tenant_loses_nothing_to_a_large_one(holds, most):
     """Who holds less than an equal part of the room keeps it all, if the others can give theirs."""
     holds = [replace(each, leased=False, for_decode=False) for each in holds]
     share = {t: sum(h.amount.blocks for h in holds if h.tenant_id == t) for t in "abc"}
-    largest = max((each.amount.blocks for each in holds), default=0)
     chosen = short_of_blocks(holds, most, {}, NOW, CONFIG)
     for tenant in "abc":
-        if share[tenant] + largest <= most // 3:
+        if share[tenant] * 3 <= most:
             assert all(each.tenant_id != tenant for each in chosen)
 
 
@@ -165,3 +164,40 @@ def test_replicas_choose_the_same(holds, most, later, order):
 def test_no_limit_is_no_excess(limits: dict[str, int]):
     excess = Bound(worker_id="d1", **limits).excess(Amount(7, 9))
     assert excess == Amount(2 if "tokens" in limits else 0, 4 if "blocks" in limits else 0)
+
+
+@given(holds=HOLDS, tokens=st.integers(0, 20_000), blocks=st.integers(0, 1000), order=st.randoms())
+def test_a_quota_takes_the_same_whatever_the_order_of_rows(holds, tokens, blocks, order):
+    bound = Bound(tenant_id="t", tokens=tokens, blocks=blocks)
+    shuffled = list(holds)
+    order.shuffle(shuffled)
+    chosen = over_quota(holds, bound, NOW, CONFIG)
+    assert over_quota(shuffled, bound, NOW, CONFIG) == chosen
+    # In that order, and of two holds of a size the cheaper one.
+    price = [(worth(each, CONFIG), each.ownership_id) for each in chosen]
+    assert price == sorted(price)
+    spared = [each for each in holds if may_go(each, NOW, CONFIG) and each not in chosen]
+    for each in chosen:
+        for other in spared:
+            if each.amount == other.amount:
+                assert worth(each, CONFIG) <= worth(other, CONFIG)
+
+
+@given(holds=HOLDS, most=st.integers(0, 300), more=st.integers(0, 300))
+def test_who_may_hold_more_loses_no_more(holds, most, more):
+    """Of holds of one size; with others a larger limit may spare a large one for two small ones."""
+    holds = [replace(each, amount=Amount(16, 1)) for each in holds]
+    less = short_of_blocks(holds, most + more, {}, NOW, CONFIG)
+    assert less == short_of_blocks(holds, most, {}, NOW, CONFIG)[: len(less)]
+    if most:
+        fewer = over_quota(holds, Bound(tenant_id="t", blocks=most + more), NOW, CONFIG)
+        chosen = over_quota(holds, Bound(tenant_id="t", blocks=most), NOW, CONFIG)
+        assert fewer == chosen[: len(fewer)]
+
+
+@given(holds=HOLDS, most=st.integers(0, 1000), beyond=st.dictionaries(st.just("a"), AMOUNTS))
+def test_what_is_freed_once_is_enough(holds, most, beyond):
+    chosen = short_of_blocks(holds, most, beyond, NOW, CONFIG)
+    rest = [each for each in holds if each not in chosen]
+    if total(rest).blocks <= most:
+        assert short_of_blocks(rest, most, beyond, NOW, CONFIG) == []

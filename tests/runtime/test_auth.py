@@ -87,7 +87,8 @@ async def test_a_workers_key_speaks_for_that_worker_only(running):
         await api.ReportOwnership(report(own))
     assert {who.tenant_id for who in running.servicer.callers} == {"bolt"}
     said = set()
-    for other in ("w2", "w", "w11", "w1-dp", "w1-dpx", "w1-dp1-dp2", "nobody", "W1", "w1 "):
+    for other in ("w2", "w", "w11", "w1-dp", "w1-dpx", "w1-dp1-dp2", "nobody", "W1", "w1 ",
+                  "w1-dp01", "w1-dp10000", "1"):  # fmt: skip
         with pytest.raises(errors.PermissionDenied) as caught:
             await api.ReportOwnership(report(other))
         said.add((caught.value.message, str(caught.value.metadata)))

@@ -1,5 +1,6 @@
 """Who may call what, and for which worker: decided here for all RPCs, at the edge."""
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final
@@ -9,6 +10,9 @@ from google.protobuf.descriptor import Descriptor
 
 from kvplane.kernel.context import Caller, Role
 from kvplane.kernel.errors import PermissionDenied
+
+# One spelling of each, and not any number of them: each is a row, for ever.
+_RANK: Final = re.compile(r"(0|[1-9][0-9]{0,3})\Z")
 
 _T, _W, _O, _S = Role.TENANT, Role.WORKER, Role.OPERATOR, Role.SERVICE
 
@@ -134,8 +138,8 @@ def speaks_for(bound: str, worker_id: str) -> bool:
     """
     if worker_id == bound:
         return True
-    rank = worker_id.removeprefix(f"{bound}-dp")
-    return rank != worker_id and rank.isascii() and rank.isdigit()
+    prefix = f"{bound}-dp"
+    return worker_id.startswith(prefix) and bool(_RANK.match(worker_id[len(prefix) :]))
 
 
 @cache

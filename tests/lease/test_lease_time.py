@@ -139,6 +139,16 @@ async def test_what_ended_stays_a_while_and_is_then_deleted(plane: Plane, replic
     assert await replica.execute("SELECT * FROM ended_sessions") == []
 
 
+async def test_more_than_one_transaction_s_worth_is_deleted_at_once(plane: Plane):
+    """Else who makes rows faster than one transaction a sweep deletes them fills the disk."""
+    replica = plane.replica(sweep_rows=3)
+    for number in range(10):
+        await replica.rpc.FreeSession(pb.FreeSessionRequest(session_id=f"never-was-{number}"))
+    await plane.sleep(700)
+    assert await replica.part.service.purge() == 10
+    assert await replica.execute("SELECT * FROM ended_sessions") == []
+
+
 async def test_an_order_nobody_needs_any_more_is_thrown_away(plane: Plane, replica: Replica):
     await replica.held(hold=100)
     await replica.rpc.FreeSession(pb.FreeSessionRequest(session_id="s1"))

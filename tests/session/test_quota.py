@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvplane.kernel.errors import QuotaExceeded
 from kvplane.kernel.limits import NO_QUOTAS, Limits, Quotas
+from kvplane.runtime.status import to_status
 from kvplane.session.domain import CompleteTurn, TurnOutcome
 from kvplane.session.quota import (
     BURST_S,
@@ -60,6 +61,13 @@ def test_a_slow_rate_still_lets_one_request_in():
     used = take(Used(at_us=0), quotas)
     assert refused(used, quotas).retry_after == pytest.approx(100)
     take(drained(used, quotas, 100 * SECOND), quotas)
+
+
+def test_nobody_is_told_to_wait_for_longer_than_a_message_can_say():
+    quotas = hard(requests_per_second=1e-310)
+    error = refused(take(Used(at_us=0), quotas), quotas)
+    assert error.retry_after == 366 * 86_400
+    to_status(error)
 
 
 def test_tokens_are_charged_by_the_estimate_and_a_debt_is_waited_for():

@@ -240,8 +240,16 @@ class LeaseService:
         return leases, holds
 
     async def purge(self) -> int:
-        """Delete rows that ended long ago; return how many."""
-        return await self._store.purge(self._config.sweep_rows, micros(self._config.retention_s))
+        """Delete rows that ended long ago, a bounded number; return how many."""
+        count = 0
+        for _ in range(_MAX_SWEEPS):
+            deleted = await self._store.purge(
+                self._config.sweep_rows, micros(self._config.retention_s)
+            )
+            count += deleted
+            if deleted < self._config.sweep_rows:
+                break
+        return count
 
     def _tell(self, effects: Effects) -> None:
         if effects.commanded or effects.epoch_ended:

@@ -14,6 +14,8 @@ from kvplane.kernel.limits import Limits, Quotas
 BURST_S: Final = 10.0
 # A session may end at any time; nobody can say when.
 _SESSION_RETRY_S: Final = 5.0
+# A year. A rate near 0 would have one wait for longer than a message can say.
+_LONGEST_WAIT_S: Final = 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def _waits(requests: float, tokens: float, limits: Limits, ask: Ask) -> dict[str
 
 def _wait(excess: float, rate: float) -> float:
     # What a float's rounding leaves is no excess.
-    return excess / rate if rate > 0 and excess > 1e-6 else 0.0
+    return min(excess / rate, _LONGEST_WAIT_S) if rate > 0 and excess > 1e-6 else 0.0
 
 
 def _reached(quota: str, limit: float, retry_after: float) -> QuotaExceeded:

@@ -4,9 +4,12 @@ from typing import Any
 
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.session.v1 import session_pb2
+from kvplane.client.quotas import NoQuotas
 from kvplane.kernel.errors import Unavailable
+from kvplane.kernel.limits import Quotas
 from kvplane.lease import main as lease_main
 from kvplane.lease.domain import LeaseConfig
+from kvplane.lease.keeping import Amount, bound_of
 from kvplane.routing import main as routing_main
 from kvplane.routing.domain import RoutingConfig
 from kvplane.session import main as session_main
@@ -31,6 +34,17 @@ class SimIds:
         return f"{prefix}-{self._name}-{self._number}"
 
 
+class _Quotas:
+    """What tenants may use, known at once."""
+
+    def __init__(self, quotas: dict[str, Quotas]) -> None:
+        self._quotas = quotas
+
+    async def of(self, tenant_id: str) -> Quotas:
+        """Return a tenant's."""
+        return self._quotas[tenant_id]
+
+
 class Replica:
     """One process with all services; it may die and come back."""
 
@@ -43,9 +57,11 @@ class Replica:
         lease: LeaseConfig,
         routing: RoutingConfig,
         session: SessionConfig,
+        quotas: dict[str, Quotas],
     ) -> None:
         self._loop, self._network, self._store = loop, network, store
         self.index, self._lease, self._routing, self._session = index, lease, routing, session
+        self._quotas = quotas
         self._lives = self.freed = 0
         self.clock = SimClock(loop, 0.0)
         self.process = Process("none")
@@ -69,7 +85,8 @@ class Replica:
         net, clock, process = self._network, self.clock, server.process
         leases = net.client(process, clock, lease_pb2, "LeaseService", _PEER_TIMEOUT_S)
         sessions = net.client(process, clock, session_pb2, "SessionService", _PEER_TIMEOUT_S)
-        lease = lease_main.build(database, clock, self._lease, ids)
+        quotas = _Quotas(self._quotas) if self._quotas else NoQuotas()
+        lease = lease_main.build(database, clock, self._lease, ids, quotas)
         session = session_main.build(database, clock, leases, self._session, ids)
         routing = routing_main.build(database, clock, leases, sessions, self._routing, ids)
         self._skip_idle_sweeps(lease, session, routing)
@@ -124,7 +141,7 @@ class Replica:
             return await purge() if await due(_PURGE_DUE, now, old, old) else 0
 
         async def lease_keep() -> int:
-            freed = await keep() if await due(_KEEPING_DUE) else 0
+            freed = await keep() if await due(_KEEPING_DUE) or self._beyond_quotas() else 0
             self.freed += freed
             return freed
 
@@ -143,6 +160,13 @@ class Replica:
         sessions.sweep = sweep_sessions
         registry.sweep = sweep_workers
 
+    def _beyond_quotas(self) -> bool:
+        """Tell whether more is held for a tenant than it may."""
+        return bool(self._quotas) and any(
+            bound_of(tenant_id, self._quotas[tenant_id].hard).excess(Amount(tokens, blocks)).some
+            for tenant_id, tokens, blocks in self._store.select(_HELD)
+        )
+
 
 _LEASES_DUE = (
     "SELECT 1 FROM leases WHERE (state <= 2 OR draining) AND deadline_us <= ?"
@@ -156,6 +180,10 @@ _PURGE_DUE = (
 _KEEPING_DUE = (
     "SELECT 1 FROM worker_epochs e WHERE hold_limit_blocks > 0 AND hold_limit_blocks <"
     " (SELECT sum(blocks) FROM ownerships o WHERE state <= 2 AND o.worker_id = e.worker_id) LIMIT 1"
+)
+_HELD = (
+    "SELECT tenant_id, sum(num_tokens), sum(blocks) FROM ownerships WHERE state <= 2"
+    " GROUP BY tenant_id"
 )
 _SESSIONS_DUE = (
     "SELECT 1 FROM sessions WHERE free_due_us <= ? UNION ALL"

@@ -1,13 +1,9 @@
 """Faults put into the product on purpose. A search that misses one of them has no teeth.
 
-Each is a small patch of one decision. `everywhere` replaces a function under every name
-that modules have imported it as.
+Each is a small patch of one decision. Those in a worker's agent are in `planted_workers`.
 """
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -19,33 +15,20 @@ from kvplane.lease.sql import keeping as sql_keeping
 from kvplane.lease.sql.workspace import Workspace
 from kvplane.lease.store import NO_EFFECTS
 from kvplane.lease.values import Lease
-from kvplane.worker import cut, reads
-from kvplane.worker.holdings import Holdings, HoldLonger, seconds
-from kvplane.worker.reading import Reading
 
 from simulation.plane import Replica
-
-Plant = Callable[[], AbstractContextManager[Any]]
-
-
-@contextlib.contextmanager
-def everywhere(old: Any, new: Any) -> Iterator[None]:
-    """Replace a function of the product in all of its modules."""
-    with ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("kvplane.") and not name.startswith("kvplane.api"):
-                for key, value in list(vars(module).items()):
-                    if value is old:
-                        stack.enter_context(patch.object(module, key, new))
-        yield
-
-
-@contextlib.contextmanager
-def _all(*patches: AbstractContextManager[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
+from simulation.planted_workers import (
+    digests_not_compared,
+    hold_without_margin,
+    ids_not_cut,
+    late_read_used,
+    lease_used_again,
+    lease_used_twice,
+    longer_acked_before_done,
+    ttl_from_the_answer,
+    unused_after_sent,
+)
+from simulation.planting import Plant, all_of, everywhere
 
 
 def margin_removed() -> AbstractContextManager[Any]:
@@ -63,7 +46,7 @@ def double_grant() -> AbstractContextManager[Any]:
             own = replace(own, state=OwnershipState.HELD)
         return granted(own, *args, **kwargs)
 
-    return _all(
+    return all_of(
         patch.object(grants, "_replay", lambda tx, order: None),
         patch.object(grants, "_remember", lambda *args: True),
         everywhere(granted, again),
@@ -88,7 +71,7 @@ def epoch_ignored() -> AbstractContextManager[Any]:
         note(tx, worker_id, epoch)
         return 0, 0, NO_EFFECTS
 
-    return _all(everywhere(epochs.ensure_epoch, ensure), everywhere(epochs.end_epoch, end))
+    return all_of(everywhere(epochs.ensure_epoch, ensure), everywhere(epochs.end_epoch, end))
 
 
 def drain_skipped() -> AbstractContextManager[Any]:
@@ -108,41 +91,6 @@ def renew_revives() -> AbstractContextManager[Any]:
     return patch.object(Lease, "usable", lambda self, now_us: self.live)
 
 
-def digests_not_compared() -> AbstractContextManager[Any]:
-    """The same number of tokens counts as the same tokens."""
-
-    def matching(held: Any, held_tokens: int, own: Any, tokens: Any, size: int, _: Any) -> int:
-        if held_tokens <= len(tokens):
-            return held_tokens
-        return len(tokens) // size * size
-
-    return everywhere(cut.matching_tokens, matching)
-
-
-def ids_not_cut() -> AbstractContextManager[Any]:
-    """The count is cut to what matches, the list of blocks is not: they align from the end."""
-    old = cut.cut_params
-
-    def whole(params: Any, num_tokens: int, size: int, *, cuttable: bool) -> Any:
-        answer = old(params, num_tokens, size, cuttable=cuttable)
-        if answer is not None:
-            answer["remote_block_ids"] = [list(group) for group in params["remote_block_ids"]]
-        return answer
-
-    return everywhere(old, whole)
-
-
-def ttl_from_the_answer() -> AbstractContextManager[Any]:
-    """The holder counts its lease from when the answer came."""
-    old = Reading._permit
-
-    def permit(self: Any, local_id: str, permit: Any, granted: Any, _: float) -> bool:
-        until = self._clock.monotonic() + seconds(granted.ttl)
-        return old(self, local_id, permit, granted, until)
-
-    return patch.object(Reading, "_permit", permit)
-
-
 def anchor_ignored() -> AbstractContextManager[Any]:
     """A hold is taken to begin when its report arrives."""
     return everywhere(domain.hold_deadline, lambda now_us, sent_by_us, hold_us: now_us + hold_us)
@@ -160,17 +108,6 @@ def expired_read_held_again() -> AbstractContextManager[Any]:
         return old(own, lease, now_us, config)
 
     return everywhere(old, expire)
-
-
-def unused_after_sent() -> AbstractContextManager[Any]:
-    """A reader that has read says that it has not."""
-    old = reads.finished
-
-    def finished(read: Any, *, sent: bool, failed: bool = False) -> Any:
-        done, outcome = old(read, sent=sent, failed=failed)
-        return done, reads.Outcome.UNUSED if outcome is not None else None
-
-    return everywhere(old, finished)
 
 
 def ended_lease_begins() -> AbstractContextManager[Any]:
@@ -199,7 +136,7 @@ def cross_tenant() -> AbstractContextManager[Any]:
         )
         work.lock([row[0] for row in rows.all()])
 
-    return _all(
+    return all_of(
         patch.object(grants, "_lock_target", target),
     )
 
@@ -216,22 +153,6 @@ def restart_forgets() -> AbstractContextManager[Any]:
             raw.execute("UPDATE ownerships SET state = 1, lease_id = '' WHERE state = 2")
 
     return patch.object(Replica, "start", start)
-
-
-def longer_acked_before_done() -> AbstractContextManager[Any]:
-    """The agent acknowledges an order to hold longer before the engine has carried it out."""
-    old = Holdings.command
-
-    def command(self: Any, message: Any) -> Any:
-        answered = old(self, message)
-        if answered is None and message.WhichOneof("order") == "hold_longer":
-            known = self._commands[message.command_id]
-            order = HoldLonger(message.handle.request_id, 0.0, message.command_id)
-            left = known.until - self._clock.monotonic() + self._config.hold_margin_seconds
-            return self.answered(order, True, left)
-        return answered
-
-    return patch.object(Holdings, "command", command)
 
 
 def longer_counts_at_once() -> AbstractContextManager[Any]:
@@ -265,18 +186,6 @@ def lost_holder_not_drained() -> AbstractContextManager[Any]:
     return everywhere(old, lose)
 
 
-def late_read_used() -> AbstractContextManager[Any]:
-    """A reader uses what came after its lease had ended."""
-
-    def at(read: Any, now: float) -> Any:
-        if read.phase is reads.Phase.READING:
-            return read
-        return old(read, now)
-
-    old = reads.at
-    return _all(everywhere(old, at), everywhere(reads.lost, lambda read, reason: read))
-
-
 def newer_turn_frees_readers() -> AbstractContextManager[Any]:
     """A newer turn's report frees the older ones', leased or not."""
 
@@ -288,19 +197,6 @@ def newer_turn_frees_readers() -> AbstractContextManager[Any]:
     return everywhere(domain.superseded, superseded)
 
 
-def hold_without_margin() -> AbstractContextManager[Any]:
-    """An owner reports a second more than it holds."""
-    old = Holdings.reports
-
-    def reports(self: Any, epoch: int, *, again: bool) -> Any:
-        messages = old(self, epoch, again=again)
-        for message in messages:
-            message.hold.seconds += 2
-        return messages
-
-    return patch.object(Holdings, "reports", reports)
-
-
 def any_holder_releases() -> AbstractContextManager[Any]:
     """A lease is released by whoever names it, read or not: it is held again."""
     old = domain.release
@@ -308,7 +204,7 @@ def any_holder_releases() -> AbstractContextManager[Any]:
     def release(own: Any, lease: Any, outcome: Any, now_us: int) -> Any:
         return old(own, lease, Outcome.UNUSED, now_us)
 
-    return _all(
+    return all_of(
         everywhere(old, release), patch.object(holders, "_is_of", lambda lease, ref, holder: True)
     )
 
@@ -320,7 +216,7 @@ def no_slack() -> AbstractContextManager[Any]:
     def strict(config: Any) -> Any:
         return replace(config, sweep_slack_s=0.0)
 
-    return _all(
+    return all_of(
         everywhere(sweep, lambda tx, config, rows: sweep(tx, strict(config), rows)),
         everywhere(
             expire, lambda own, lease, now_us, config: expire(own, lease, now_us, strict(config))
@@ -348,17 +244,36 @@ def free_now_never_sent() -> AbstractContextManager[Any]:
     return patch.object(Workspace, "order_free", lambda self, own, epoch: None)
 
 
-def keeper_frees_readers() -> AbstractContextManager[Any]:
-    """A worker short of blocks frees what is cheapest, whoever reads it."""
+def _frees_readers(of: str) -> AbstractContextManager[Any]:
+    """What is beyond a limit `of` a worker or tenant is freed, whoever reads it."""
+    free_holds = sql_keeping.free_holds
 
     def free(own: Any, _lease: Any, now_us: int) -> Any:
         return Change(domain._ended(own, OwnershipState.RELEASED, now_us), free_now=True)
 
-    return _all(
+    def frees(tx: Any, bound: Any, chosen: Any) -> Any:
+        if not getattr(bound, of):
+            return free_holds(tx, bound, chosen)
+        with (
+            patch.object(sql_keeping, "_is_idle", lambda own: own.live),
+            patch.object(sql_keeping, "free", free),
+        ):
+            return free_holds(tx, bound, chosen)
+
+    return all_of(
         everywhere(keeping.may_go, lambda hold, now_us, config: True),
-        patch.object(sql_keeping, "_is_idle", lambda own: own.live),
-        patch.object(sql_keeping, "free", free),
+        everywhere(free_holds, frees),
     )
+
+
+def keeper_frees_readers() -> AbstractContextManager[Any]:
+    """A worker short of blocks frees what is cheapest, whoever reads it."""
+    return _frees_readers("worker_id")
+
+
+def quota_frees_readers() -> AbstractContextManager[Any]:
+    """A tenant beyond its hard limit loses what is cheapest, whoever reads it."""
+    return _frees_readers("tenant_id")
 
 
 PLANTED: dict[str, Plant] = {
@@ -371,18 +286,21 @@ PLANTED: dict[str, Plant] = {
         lost_holder_not_drained, late_read_used, newer_turn_frees_readers,
         hold_without_margin, any_holder_releases, no_slack,
         late_report_of_ended_session_held, newer_turn_frees_nothing, outdated_turn_held_again,
-        free_now_never_sent, keeper_frees_readers,
+        free_now_never_sent, keeper_frees_readers, quota_frees_readers, lease_used_twice,
+        lease_used_again,
     )
 }  # fmt: skip
 
 # Seeds that are tried first, so that a test of all does not take minutes.
 CAUGHT_AT: dict[str, int] = {
-    "anchor_ignored": 23,
-    "double_grant": 6,
-    "expired_read_held_again": 6,
-    "free_now_never_sent": 30,
-    "newer_turn_frees_readers": 7,
-    "no_slack": 4,
-    "outdated_turn_held_again": 34,
-    "renew_revives": 35,
+    "anchor_ignored": 24,
+    "double_grant": 2,
+    "expired_read_held_again": 2,
+    "lease_used_again": 205,
+    "lease_used_twice": 12,
+    "lost_holder_not_drained": 63,
+    "newer_turn_frees_readers": 5,
+    "no_slack": 43,
+    "outdated_turn_held_again": 14,
+    "renew_revives": 12,
 }

@@ -8,6 +8,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from kvplane.kernel.limits import Limits, Quotas
+
 # What may go wrong: a kind, and how often it is drawn relative to the others.
 _KINDS: Final = {
     "lost": 4, "reply_lost": 5, "late": 5, "twice": 4, "reset": 3, "cut": 4, "mute": 2,
@@ -20,6 +22,7 @@ _KINDS: Final = {
 # the longest lease, 8 s, are 0.33 s of 0.5 s), an owner's as fast as the margin that it takes
 # off its hold (2 % of 40 s are 0.8 s of 1 s). Real ones are within 0.02 %.
 _SLOWEST, _FASTEST = 0.96, 1.02
+_TENANTS: Final = ("acme", "globex")
 MESSAGE_FAULTS: Final = ("lost", "reply_lost", "late", "twice", "reset")
 
 
@@ -84,6 +87,8 @@ class Scenario:
     replica_rates: tuple[float, ...] = ()  # how fast each one's monotonic clock runs
     worker_rates: tuple[float, ...] = ()
     held_share: float = 0.0  # of a worker's blocks that may be held; 0: all
+    quotas: dict[str, Quotas] = field(default_factory=dict)  # tenants' limits
+    begin_wait_s: float = 0.3  # of a reader for its permit
 
     def only(self, kept: set[str]) -> "Scenario":
         """Return the part of it that is named: ``f3`` for faults, ``o7`` for ops."""
@@ -104,9 +109,11 @@ class Scenario:
         lines = [
             f"{self.replicas} replicas, workers {self.workers}, {self.num_blocks} blocks,"
             f" {self.held_share} of them held at most, hold {self.hold_s} s,"
-            f" lease {self.ttl_s} s, clocks run at"
+            f" lease {self.ttl_s} s, a reader waits {self.begin_wait_s} s, clocks run at"
             f" {[round(rate, 3) for rate in self.replica_rates + self.worker_rates]}"
         ]
+        for tenant, quotas in self.quotas.items():
+            lines.append(f"  {tenant} {quotas}")
         for talk in self.conversations:
             lines += [f"  {talk.tenant}/{talk.name} {op}" for op in talk.ops]
         return lines + [f"  {fault}" for fault in self.faults]
@@ -148,10 +155,12 @@ def draw(seed: int) -> Scenario:
         replica_rates=_rates(seed, "replicas", replicas),
         worker_rates=_rates(seed, "workers", len(workers)),
         held_share=_held_share(seed),
+        quotas=_quotas(seed),
+        begin_wait_s=random.Random(f"begin wait {seed}").choice((0.3, 0.3, 0.02)),
     )
     if rng.random() < 0.08:
         return scenario  # a quiet day
-    if rng.random() < 0.2:
+    if rng.random() < 0.3:
         return _hard(rng, scenario)
     many = rng.choice((1, 2, 3, 4, 6, 8, 10))
     kinds, weights = list(_KINDS), list(_KINDS.values())
@@ -168,6 +177,24 @@ def _held_share(seed: int) -> float:
     return rng.choice((0.15, 0.3, 0.5)) if rng.random() < 1 / 3 else 0.0
 
 
+def _quotas(seed: int) -> dict[str, Quotas]:
+    """Return what tenants may use: in every third world less than their users want."""
+    rng = random.Random(f"quotas {seed}")
+    if rng.random() > 1 / 3:
+        return {}
+    return {
+        tenant: Quotas(
+            soft=Limits(held_blocks=rng.choice((0, 3, 8))),
+            hard=Limits(
+                held_tokens=rng.choice((0, 30, 60)),
+                held_blocks=rng.choice((0, 6, 12)),
+                live_leases=rng.choice((0, 1, 2)),
+            ),
+        )
+        for tenant in _TENANTS
+    }
+
+
 def _rates(seed: int, whose: str, count: int) -> tuple[float, ...]:
     """Return how fast clocks run: right in every other world."""
     rng = random.Random(f"rates {seed} {whose}")
@@ -182,23 +209,38 @@ def _rates(seed: int, whose: str, count: int) -> tuple[float, ...]:
 def _hard(rng: random.Random, scenario: Scenario) -> Scenario:
     """Return it with long reads, under what is worst for them."""
     scenario = replace(scenario, slow_chance=0.5, slow_s=9.0, hold_s=16.0)
-    faults = []
-    if rng.random() < 0.5:  # readers and owners that are silent for so long that they are lost
-        scenario = replace(scenario, ttl_s=8.0)
-        kinds = ("freeze_worker", "freeze_worker", "lost", "kill_replica")
-    else:  # what comes, comes late
+    chance, late_s = 0.6, (3.0, 6.0)
+    whose = list(range(len(scenario.workers)))
+    which = rng.randrange(3)
+    if which == 0:  # readers and owners that are silent for so long that they are lost
+        rates = rng.choice((scenario.worker_rates, (_SLOWEST,) * len(scenario.workers)))
+        scenario = replace(scenario, ttl_s=8.0, sweep_s=1.0, worker_rates=rates)
+        kinds = ["freeze_worker", "freeze_worker", "lost", "kill_replica"]
+        chance = 0.9
+    elif which == 1:  # what comes, comes late
         scenario = replace(scenario, ttl_s=2.0, sweep_s=3.0)
-        kinds = ("late", "late", "twice", "freeze_replica")
+        kinds = ["late", "late", "twice", "freeze_replica"]
+    else:  # permits come too late now and then, and users ask again
+        talks = tuple(_impatient(rng, talk) for talk in scenario.conversations)
+        scenario = replace(scenario, ttl_s=8.0, begin_wait_s=0.1, conversations=talks)
+        kinds, chance, late_s = ["late"] * 4, 0.3, (1.0, 3.0)
+        whose = [i for i in whose if scenario.workers[i][0] != "decode"]
+    faults = []
     for index, kind in enumerate(kinds):
         fault = _fault(rng, kind, scenario, index)
         args = dict(fault.args)
         if kind in MESSAGE_FAULTS:
-            args |= {"chance": 0.9 if kind == "lost" else 0.6}
-            args |= {"of": f"w{rng.randrange(len(scenario.workers))}."}
+            args |= {"chance": chance, "of": f"w{rng.choice(whose)}."}
         if kind == "late":
-            args |= {"most_s": rng.choice((3.0, 6.0))}
+            args |= {"most_s": rng.choice(late_s)}
         faults.append(replace(fault, lasts=rng.uniform(5.0, 9.0), args=args))
     return replace(scenario, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _impatient(rng: random.Random, talk: Conversation) -> Conversation:
+    """Return it with most of what is said said twice."""
+    ops = (replace(op, kind="retry") if rng.random() < 0.8 else op for op in talk.ops)
+    return replace(talk, ops=tuple(ops))
 
 
 def _talk(rng: random.Random, index: int, count: _Counter) -> Conversation:
@@ -208,13 +250,13 @@ def _talk(rng: random.Random, index: int, count: _Counter) -> Conversation:
         if number:
             kind = rng.choices(
                 ("append", "edit", "branch", "double", "leave", "retry", "end", "extend"),
-                (8, 2, 2, 2, 2, 1, 1, 1),
+                (8, 2, 2, 2, 2, 3, 1, 1),
             )[0]
         pause = rng.choice((0.0, 0.2, rng.uniform(0.0, 2.0), rng.uniform(2.0, 9.0)))
         said, answer = rng.randint(2, 18), rng.randint(1, 8)
         ops.append(Op(count.ops, kind, pause, said, answer, rng.random()))
         count.ops += 1
-    tenant = rng.choice(("acme", "acme", "globex"))
+    tenant = rng.choice(("acme", *_TENANTS))
     # The same name under two tenants is two sessions.
     name = rng.choice((f"talk{index}", "shared"))
     return Conversation(tenant, name, rng.choice(("", "", "", "salt")), tuple(ops))

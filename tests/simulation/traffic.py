@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 _LEG_TIMEOUT_S = 12.0
+# Of a user who repeats a request: how it is repeated, and how soon.
+_PATIENT, _GIVES_UP, _IMPATIENT_S = 0.3, 0.6, 1.0
 _SYSTEM = [9, 8, 7, 6, 5, 4, 3, 2]  # all conversations begin alike
 
 
@@ -77,9 +79,7 @@ class Talk:
                     async with asyncio.timeout(op.draw * 1.0):
                         await self._turn(op, self._say(op.said))
             case "retry":
-                said = self._say(op.said)
-                await self._turn(op, said)
-                await self._turn(op, said, again=True)
+                await self._repeat(op)
             case "end":
                 await self._end()
             case "extend":
@@ -87,6 +87,20 @@ class Talk:
                 await self._turn(op, self._say(op.said))
             case _:
                 await self._turn(op, self._say(op.said))
+
+    async def _repeat(self, op: Op) -> None:
+        """Ask twice for the same: after its answer, beside it, or after giving it up."""
+        said = self._say(op.said)
+        first = asyncio.get_running_loop().create_task(self._turn(op, said))
+        if op.draw < _PATIENT:
+            await first
+        else:
+            await asyncio.sleep(self._rng.random() * _IMPATIENT_S)
+            if op.draw > _GIVES_UP:
+                first.cancel()
+        await self._turn(op, said, again=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
 
     def _tokens(self, count: int) -> list[int]:
         return [self._rng.randint(1, 50) for _ in range(count)]

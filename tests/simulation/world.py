@@ -78,7 +78,7 @@ class World:
         agent = AgentConfig(
             routing="r:1", lease="l:1", lease_ttl_seconds=scenario.ttl_s,
             hold_margin_seconds=_HOLD_MARGIN_S, read_limit_seconds=20.0,
-            max_held_share=scenario.held_share,
+            max_held_share=scenario.held_share, begin_wait_seconds=scenario.begin_wait_s,
         )  # fmt: skip
         self.workers = [
             Worker(
@@ -109,9 +109,12 @@ class World:
         )
         session = SessionConfig(sweep_interval_s=1.5, free_retry_s=3.0)
         self.replicas = [
-            Replica(self.loop, self.network, self.store, index, lease, routing, session)
+            Replica(
+                self.loop, self.network, self.store, index, lease, routing, session,
+                scenario.quotas,
+            )
             for index in range(scenario.replicas)
-        ]
+        ]  # fmt: skip
 
     def run(self) -> Outcome:
         """Run it all."""

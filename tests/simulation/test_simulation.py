@@ -45,6 +45,7 @@ def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
     assert seen["faults"] > 2 * SEEDS
     assert seen["turns"] > 3 * SEEDS
     assert seen["kinds"]["freed by the keeper"] > SEEDS / 3
+    assert seen["kinds"]["refused OVER_QUOTA"] > SEEDS / 20
     # The same users without kvplane read wrong blocks.
     assert seen["unprotected_wrong_reads"] > SEEDS
 

@@ -12,6 +12,7 @@ from kvplane.api.routing.v1 import routing_pb2
 from kvplane.kernel.context import Caller, set_caller
 from kvplane.kernel.errors import KvplaneError
 from kvplane.lease.domain import LeaseConfig, LeaseState, OwnershipState
+from kvplane.lease.values import Refusal
 from kvplane.routing.domain import RoutingConfig
 from kvplane.session.domain import SessionConfig
 from kvplane.worker.agent import AgentConfig
@@ -226,6 +227,11 @@ class World:
                 query = f"SELECT state, count(*) FROM {table} GROUP BY state"
                 for state, count in self.store.select(query):
                     kinds[f"{table} {states(state).name}"] = count
+            refused = (
+                "SELECT refusal, count(*) FROM lease_requests WHERE refusal > 0 GROUP BY refusal"
+            )
+            for reason, count in self.store.select(refused):
+                kinds[f"refused {Refusal(reason).name}"] = count
         kinds["freed by the keeper"] = sum(replica.freed for replica in self.replicas)
         return kinds
 

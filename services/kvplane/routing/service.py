@@ -88,7 +88,6 @@ class Router:
                 request_bytes=request.request_bytes,
             )
         )
-        granted: Granted | None = None
         flight = _turn_key(tenant_id, request, turn)
         try:
             choice = self._choose(request, turn, flight)
@@ -97,12 +96,12 @@ class Router:
             kept = await self._keep(key, answer)
         except BaseException:
             self._in_flight.remove(flight)
-            if granted is not None:
-                self._leases.give_back(granted.lease)
             raise
-        if granted is not None and (kept is None or kept.lease.lease_id != granted.lease.lease_id):
-            self._leases.give_back(granted.lease)
+        # An answer that may be stored is for whoever asks again: given back late, its lease
+        # would be what is being read. It ends by itself.
         if kept is not None:
+            if granted is not None and kept.lease.lease_id != granted.lease.lease_id:
+                self._leases.give_back(granted.lease)
             if kept is not answer:  # that is where the turn went
                 went_to = (kept.decode.worker_id, kept.prefill.worker_id)
                 self._in_flight.add(flight, filter(None, went_to), self._snapshots.now_us())

@@ -45,4 +45,4 @@ def fewer(machine_settings: settings) -> settings:
     """For machines beside those: a part of their work."""
     if settings.get_current_profile_name() == "search":
         return machine_settings
-    return settings(machine_settings, max_examples=machine_settings.max_examples // 5)
+    return settings(machine_settings, max_examples=machine_settings.max_examples // 6)

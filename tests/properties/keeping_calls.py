@@ -132,9 +132,10 @@ limits = st.builds(
     Limits,
     held_tokens=st.sampled_from([0, 0, 16, 63, 64, 65, 200]),
     held_blocks=blocks,
-    live_leases=st.sampled_from([0, 1, 2]),
+    live_leases=st.sampled_from([0, 1, 1, 2]),
 )
-quotas = st.builds(Quotas, soft=limits, hard=st.one_of(st.just(Limits()), limits))
+few_leases = st.builds(Limits, live_leases=st.integers(1, 2))
+quotas = st.builds(Quotas, soft=limits, hard=st.one_of(few_leases, st.just(Limits()), limits))
 sizes = st.sampled_from([(16, 1), (16, 1), (64, 4), (64, 2), (60, 4), (8, 1), (160, 10), (0, 0)])
 
 
@@ -245,4 +246,7 @@ groups = st.builds(
         min_size=1,
         max_size=3,
     ),
+)
+bursts = st.tuples(grants(), grants(), grants()).map(
+    lambda some: list(zip(some, (0, 1, 0), strict=True))
 )

@@ -64,10 +64,10 @@ class KnownTurns(calls.Known):
     turns: Mapping[str, list[CompleteTurn]] = field(default_factory=dict)
 
     def look(self, rows: Rows) -> None:
-        """Take note of what is stored: what is open comes last."""
+        """Take note of what is stored: what is open comes last, the newest at the end."""
         found = sorted(
             (
-                (row.get("outcome", 0) != TurnOutcome.OPEN or row.get("completed", False)),
+                row.get("outcome") == TurnOutcome.OPEN or row.get("completed") == 0,
                 row["open_us"],
                 row["request_id"],
                 row["tenant_id"],
@@ -75,7 +75,7 @@ class KnownTurns(calls.Known):
                 row.get("turn", 0),
             )
             for row in [*rows["turns"], *rows["unheld_turns"]]
-        )[::-1]
+        )
         self.turns = {
             tenant: [
                 CompleteTurn(session, turn, TurnOutcome.OK, request_id="" if session else request)
@@ -94,11 +94,11 @@ limits = st.builds(
     tokens_per_second=rates.map(lambda rate: rate * 16),
     request_bytes=st.sampled_from([0, 0, 0, 15]),
 )
-quotas = st.builds(Quotas, soft=st.one_of(st.just(Limits()), limits), hard=limits)
+quotas = st.builds(Quotas, soft=limits, hard=st.one_of(st.just(Limits()), limits, limits))
 tokens = st.sampled_from([0, 5, 40, 79, 80, 81, 200])
 wishes = st.builds(
     BeginTurn,
-    request_id=st.integers(1, 60).map("r{}".format),
+    request_id=st.integers(1, 25).map("r{}".format),
     model=st.just("m"),
     name=st.sampled_from(["", "n1", "n1", "n2", "n3", "n4"]),
     ask=st.builds(Ask, tokens=tokens, size_bytes=st.sampled_from([10, 10, 10, 20])),
@@ -162,4 +162,8 @@ groups = st.lists(
     ),
     min_size=2,
     max_size=4,
+)
+# What one tenant asks for at once is what can be too much.
+bursts = st.tuples(begins(1), begins(1), begins(1)).map(
+    lambda some: list(zip(some, (0, 1, 0), strict=True))
 )

@@ -34,8 +34,9 @@ class KeeperMachine(StoreMachine):
         self.rows = rows
         self.known.look(rows)
 
-    @initialize(made=calls.beginnings)
-    def begin_with(self, made):
+    @initialize(made=calls.beginnings, quotas=st.lists(calls.quotas, min_size=3, max_size=3))
+    def begin_with(self, made, quotas):
+        self.known.quotas = dict(zip(calls.TENANTS, quotas, strict=True))
         for call in made:
             self.make(call, 0)
 
@@ -47,9 +48,10 @@ class KeeperMachine(StoreMachine):
     def owner_says(self, call, replica):
         self.make(call, replica)
 
-    @rule(call=calls.grants(), replica=on)
-    def grant(self, call, replica):
-        self.make(call, replica)
+    @rule(some=st.lists(calls.grants(), min_size=1, max_size=4), replica=on)
+    def grant(self, some, replica):
+        for call in some:
+            self.make(call, replica)
 
     @rule(call=calls.reads, replica=on)
     def read(self, call, replica):
@@ -86,6 +88,10 @@ class KeeperMachine(StoreMachine):
 
     @rule(group=calls.groups)
     def at_once(self, group):
+        self.make_at_once(group)
+
+    @rule(group=calls.bursts)
+    def grants_at_once(self, group):
         self.make_at_once(group)
 
     @rule(seconds=st.sampled_from([0.5, 1, 3, 9.5, 11, 60, 120, 601]))

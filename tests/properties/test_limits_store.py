@@ -91,6 +91,20 @@ class LimitsMachine(StoreMachine):
     def at_once(self, group):
         self.make_at_once(group)
 
+    @rule(some=st.tuples(*[calls.begins(1)] * 3), call=calls.completes(), replica=on)
+    def complete_late(self, some, call, replica):
+        """Others have begun since, and more do."""
+        first, second, third = some
+        self.make(first, replica)
+        self.pass_time(2)
+        self.make(second, replica)
+        self.make(call, replica)
+        self.make(third, replica)
+
+    @rule(group=calls.bursts)
+    def burst(self, group):
+        self.make_at_once(group)
+
     @rule(seconds=st.sampled_from([0.25, 1, 2, 5, 5, 10, 40, 601, 86_400]))
     def time_passes(self, seconds):
         self.pass_time(seconds)

@@ -155,7 +155,8 @@ class Talk:
                     handle = answer["kv_transfer_params"]
                     used_prefill, read = route.prefill.worker_id, answer["read"]
                 except LegFailed as failure:
-                    if not failure.sent and route.HasField("lease"):
+                    # Of a request that is repeated, the other one may read under this lease.
+                    if not failure.sent and route.HasField("lease") and op.kind != "retry":
                         await self._give_back(route.lease)
             params = {**handle, **kv_params.to_dict(route.decode_params)}
             answer = await self._leg(

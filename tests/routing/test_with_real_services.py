@@ -236,27 +236,28 @@ async def test_a_draining_owner_is_still_read(world: World):
     await one.read(answer.lease)
 
 
-async def test_a_caller_that_leaves_gives_the_blocks_back(world: World, monkeypatch):
+async def test_a_caller_that_leaves_and_asks_again_may_read(world: World, monkeypatch):
     one = world.replica()
     await pair(one)
     _, owned = await held_turn(one)
-    storing = asyncio.Event()
+    stored, store = asyncio.Event(), one.part.routing_servicer._router._routes
+    settle = store.settle
 
-    async def never(key, answer):
-        storing.set()
+    async def unheard(key, answer):
+        await settle(key, answer)
+        stored.set()
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
-        patched.setattr(one.part.routing_servicer._router._routes, "settle", never)
+        patched.setattr(store, "settle", unheard)
         call = asyncio.create_task(one.route("r2"))
-        await storing.wait()
-        assert await one.owned(owned) == "LEASED"
+        await stored.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    await one.part.leases.close()
-    assert await one.owned(owned) == "HELD"
     assert (await one.route("r2")).decision == REUSE
+    await one.part.leases.close()
+    assert await one.owned(owned) == "LEASED"
 
 
 async def held_turn(one: Replica) -> tuple[str, str]:

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 from gateway.bench import eventually
 from kvplane.api.session.v1 import session_pb2 as session
+from kvplane.gateway.edge import Stalled, bounded
 
 BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -182,6 +184,46 @@ async def test_a_stream_that_nobody_reads_is_ended_and_its_turn_given_back(bench
     [turn] = bench.control.completes
     assert turn.outcome == session.TURN_OUTCOME_CANCELLED
     assert await bench.metric("kvplane_gateway_requests_running") == 0
+
+
+async def test_a_write_that_does_not_end_ends_the_connection():
+    """Also where the client takes a byte now and then, so that TCP sees it alive."""
+    aborted = []
+    http = SimpleNamespace(transport=SimpleNamespace(abort=lambda: aborted.append(True)))
+    with pytest.raises(Stalled):
+        await bounded(http, asyncio.Event().wait(), 0.01)
+    assert aborted == [True]
+
+
+async def test_what_is_in_the_systems_hands_is_bounded_too(bench):
+    """A small answer is written at once, for us; the client may never take it."""
+    await bench.start(write_timeout_s=7)
+    async with connected(bench, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as (reader, _):
+        await reader.readuntil(b"\r\n\r\n")
+        [connection] = bench.gateway._runner.server.connections
+        peer = connection.transport.get_extra_info("socket")
+        assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+
+
+async def test_requests_that_are_sent_ahead_are_not_taken_without_bound(bench):
+    """Behind a slow one they stay in TCP's hands."""
+    _, decode = await bench.pair()
+
+    async def wait(_request, _body):
+        await asyncio.Event().wait()
+
+    decode.behave = wait
+    await bench.start(drain_s=0.05)
+    slow = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+    async with connected(bench, slow) as (_, writer):
+        await decode.arrived.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                while True:
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
+                    await writer.drain()
+        waiting = [len(one._messages) for one in bench.gateway._runner.server.connections]
+    assert sum(waiting) < 1000
 
 
 async def test_an_answer_that_nobody_reads_is_ended(bench):

@@ -156,6 +156,9 @@ async def test_operations(bench):
     for path in ("/health", "/healthz", "/readyz"):
         async with bench.http.get(path) as response:
             assert response.status == 200
+    for own, kept in (("a.b-C_9", True), ("x" * 64, True), ("x" * 65, False), ("a b", False)):
+        async with bench.http.get("/health", headers={"X-Request-Id": own}) as response:
+            assert response.headers["X-Request-Id"].startswith(f"{own}-" if kept else "req-")
     await bench.chat(stream=True)
     assert await bench.metric("kvplane_gateway_requests_total") == 1
     assert await bench.metric("kvplane_gateway_time_to_first_token_seconds_count") == 1

@@ -304,6 +304,13 @@ async def test_an_outage_is_told_in_our_own_words(bench, what):
     assert b"10.9.8.7" not in raw
 
 
+async def test_an_end_that_nobody_confirms_is_not_waited_for(bench):
+    bench.control.before["EndSession"] = silent
+    await bench.start(complete_timeout_s=0.05)
+    async with asyncio.timeout(2), bench.http.delete("/v1/sessions/x") as response:
+        assert response.status == 503
+
+
 async def test_nobody_known_and_nobody_to_ask():
     bench = Bench()
     bench.control.before = dict.fromkeys(("Route", "ListWorkers"), away)

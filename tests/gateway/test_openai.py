@@ -7,6 +7,8 @@ import openai
 import pytest
 from aiohttp import web
 from gateway.bench import chunk, sse
+from kvplane.api.routing.v1 import routing_pb2 as routing
+from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.kernel.errors import NoWorker, QuotaExceeded
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -177,6 +179,104 @@ async def test_what_is_busy_is_asked_again(bench):
         answer = await api.chat.completions.create(model="tiny", messages=MESSAGES)
     assert answer.choices[0].message.content == "Hello there"
     assert asked == 2
+
+
+@pytest.mark.parametrize("kind", [QuotaExceeded, NoWorker])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_it_comes_back_when_it_was_told_to(bench, monkeypatch, kind, stream):
+    await bench.pair()
+    waited = []
+
+    async def refuse(request):
+        if not waited:
+            raise kind("enough", retry_after=7.2)
+
+    async def sleep(seconds):
+        waited.append(seconds)
+        for worker in bench.control.workers.values():
+            worker.state = routing.WORKER_STATE_READY
+
+    bench.control.before["Route"] = refuse
+    await bench.start()
+    for worker in bench.control.workers.values():  # they answer, but nobody may ask
+        worker.state = routing.WORKER_STATE_DRAINING
+    await bench.gateway._watch.refresh()
+    monkeypatch.setattr("openai._base_client.anyio.sleep", sleep)
+    async with client(bench, max_retries=2) as api:
+        answer = await api.chat.completions.create(model="tiny", messages=MESSAGES, stream=stream)
+        if stream:
+            said = [one async for one in answer]
+            assert said[-1].choices[0].finish_reason == "stop"
+        else:
+            assert answer.choices[0].finish_reason == "stop"
+    assert waited == [8.0]
+
+
+async def test_sampled_choices_with_usage_and_logprobs(bench):
+    """As it is sent, so it arrives; and the usage comes last, once."""
+    prefill, decode = await bench.pair()
+    logprobs = {"content": [{"token": "0", "logprob": -0.5, "bytes": [48], "top_logprobs": []}]}
+
+    async def sample(request, body):
+        ends = [chunk(finish="length") for _ in range(2)]
+        ends[1]["choices"][0]["index"] = 1
+        parts = [delta(0, content="0"), delta(1, content="1")]
+        parts[0]["choices"][0]["logprobs"] = logprobs
+        usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+        last = {**chunk(), "choices": [], "usage": usage}
+        return await decode.stream(request, sse(*parts, *ends, last))
+
+    decode.behave = sample
+    await bench.start()
+    options = {"n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 5, "logprobs": True,
+               "max_completion_tokens": 2, "stream_options": {"include_usage": True}}  # fmt: skip
+    async with client(bench) as api:
+        stream = await api.chat.completions.create(
+            model="tiny", messages=MESSAGES, stream=True, **options
+        )
+        chunks = [one async for one in stream]
+    assert {name: decode.requests[0][name] for name in options} == options
+    assert (prefill.requests[0]["n"], prefill.requests[0]["max_tokens"]) == (1, 1)
+    said = [(one.choices[0].index, one.choices[0].delta.content) for one in chunks[:2]]
+    assert said == [(0, "0"), (1, "1")]
+    assert chunks[0].choices[0].logprobs.content[0].logprob == -0.5
+    assert [one.usage.total_tokens for one in chunks if one.usage] == [13]
+    assert chunks[-1].choices == []
+    assert bench.control.completes[0].completion_tokens == 4
+
+
+async def test_what_engines_refuse_and_fail_has_its_class_too(bench):
+    _, decode = await bench.pair()
+    await bench.start(auth="api_key", drain_s=0.05)
+
+    def status(code, **error):
+        async def refuse(_request, _body):
+            return web.json_response({"error": error}, status=code)
+
+        return refuse
+
+    async with client(bench) as api:
+        for code, kind in (
+            (400, openai.BadRequestError),
+            (404, openai.NotFoundError),
+            (422, openai.UnprocessableEntityError),
+            (500, openai.InternalServerError),
+        ):
+            decode.behave = bench.engines["prefill-0"].behave = status(
+                code, message="no", param="x"
+            )
+            with pytest.raises(kind) as caught:
+                await api.chat.completions.create(model="tiny", messages=MESSAGES)
+            assert caught.value.status_code == (502 if code == 500 else code)
+            assert caught.value.param == (None if code == 500 else "x")
+
+    async def of_a_worker(_request):
+        return tenant.ResolveApiKeyResponse(role=tenant.ROLE_WORKER, worker_id="w", key_id="k")
+
+    bench.control.ResolveApiKey = of_a_worker
+    async with client(bench, api_key="kvp_w") as api:
+        with pytest.raises(openai.PermissionDeniedError):
+            await api.models.list()
 
 
 async def test_a_stream_that_breaks_is_an_error(bench):

@@ -29,7 +29,7 @@ from kvplane.gateway.request import CHAT, COMPLETIONS, ClientRequest, parse, ten
 from kvplane.gateway.tracing import span
 from kvplane.gateway.turn import Parts, Turn
 from kvplane.kernel import context
-from kvplane.kernel.errors import InvalidField, KvplaneError, Unavailable
+from kvplane.kernel.errors import InvalidField, KvplaneError
 
 log = structlog.get_logger(__name__)
 
@@ -162,8 +162,7 @@ class Gateway:
         try:
             async with asyncio.timeout(self._parts.config.complete_timeout_s):
                 ended = await self._sessions.EndSession(session.EndSessionRequest(name=name))
-        except (TimeoutError, OSError, Unavailable) as error:
-            log.warning("a session was not ended", error=repr(error))
+        except (TimeoutError, OSError) as error:
             raise unavailable("The session service does not answer.") from error
         return _json(
             {

@@ -63,6 +63,8 @@ class Engine:
         self.pieces = None
         self.block_ids = [[1, 2, 3, 4, 5, 6, 7]]
         self.tokens = PROMPT_IDS
+        # async () -> response; replaces /tokenize.
+        self.tokenizer = None
         self.stream_params = True
         self._runner = None
 
@@ -180,6 +182,8 @@ class Engine:
 
     async def _tokenize(self, request):
         self.tokenized = json.loads(await request.read())
+        if self.tokenizer is not None:
+            return await self.tokenizer()
         return web.json_response({"count": len(self.tokens), "tokens": self.tokens})
 
     async def _ok(self, _request):
@@ -413,6 +417,7 @@ class Control:
 
     async def ReportOwnership(self, request):
         self.reports.append(request)
+        await self._before("ReportOwnership", request)
         return lease.ReportOwnershipResponse(ownerships=request.ownerships, anchor=77)
 
     async def ResolveApiKey(self, request):

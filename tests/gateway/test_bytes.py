@@ -157,6 +157,11 @@ def test_static_workers_are_read():
         ([GOOD, {**GOOD, "worker_id": "q", "kv_port": 5600}], "static_workers[1].kv_port"),
         ([{**GOOD, "block_size": 0}], "static_workers[0].block_size"),
         ([{**GOOD, "block_size": "x"}], "static_workers[0]"),
+        ([{**GOOD, "model": ""}], "static_workers[0].model"),
+        ([{**GOOD, "model": "x" * 513}], "static_workers[0].model"),
+        ([{**GOOD, "kv_host": "h", "kv_port": 65536}], "static_workers[0].kv_port"),
+        ([{**GOOD, "prefill_hold_s": -1}], "static_workers[0].prefill_hold_s"),
+        ([{**GOOD, "decode_hold_s": 1e7}], "static_workers[0].decode_hold_s"),
         ([{**GOOD, "served_models": "x"}], "static_workers[0].served_models"),
     ],
 )

@@ -203,6 +203,7 @@ async def test_a_clients_headers_stay_at_the_gateway(bench):
         for sent in engine.headers:
             assert {name.lower() for name in sent} <= {name.lower() for name in ours}
             assert sent["X-data-parallel-rank"] == "0"
+            assert sent["Accept-Encoding"] == "identity"
             assert sent["Host"] == engine.url.removeprefix("http://")
             assert sent["X-Request-Id"].startswith("req-")
 
@@ -243,6 +244,7 @@ async def test_no_redirect_is_followed(bench):
         (400, {"error": {"message": "too long", "code": 400, "trace": "x.py"}}, 400, "too long"),
         (400, {"object": "error", "message": "too long", "code": 400}, 400, "too long"),
         (422, {"detail": [{"loc": ["body", "x"]}]}, 422, "The engine refuses this request."),
+        (400, {"message": "x" * 5_000}, 400, "x" * 2_000),
         (404, "<html>nginx/1.27 at 10.0.0.1</html>", 404, "The engine refuses this request."),
         (401, {"error": {"message": "wrong engine key"}}, 502, None),
         (429, {"error": {"message": "slow down"}}, 502, None),

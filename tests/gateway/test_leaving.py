@@ -193,6 +193,15 @@ async def test_l04b_a_client_that_leaves_between_the_legs_frees_them_too(bench, 
     assert decode.requests == []
 
 
+async def test_a_connection_that_nobody_accepts_is_not_waited_for(bench, nowhere):
+    prefill, _ = await bench.pair()
+    bench.control.workers["decode-0"].url = f"http://127.0.0.1:{nowhere}"
+    await bench.start(connect_timeout_s=0.1)
+    async with asyncio.timeout(3):
+        assert (await bench.chat())[0] == 200
+    assert len(prefill.requests) == 2  # once for the other, once alone
+
+
 async def test_a_prefill_that_was_never_reached_leaves_its_lease_unused(bench):
     prefill, _ = await bench.pair()
     bench.control.lease_next = True

@@ -19,6 +19,11 @@ CONSUMED, UNUSED = lease.READ_OUTCOME_CONSUMED, lease.READ_OUTCOME_UNUSED
 @pytest.fixture
 async def plain(bench):
     """A registered plain pair behind a gateway."""
+    return (bench, *await start_plain(bench))
+
+
+async def start_plain(bench, **config):
+    """Start a gateway with a plain pair that is registered; return the pair."""
     prefill = await bench.engine("prefill-0", routing.WORKER_ROLE_PREFILL, register=False)
     decode = await bench.engine("decode-0", routing.WORKER_ROLE_DECODE, register=False)
     statics = tuple(
@@ -34,10 +39,10 @@ async def plain(bench):
         )
         for engine, role in ((prefill, "prefill"), (decode, "decode"))
     )
-    await bench.start(static_workers=statics, health_interval_s=0.05)
+    await bench.start(static_workers=statics, health_interval_s=0.05, **config)
     await eventually(lambda: len(bench.control.workers) == 2)
     await bench.gateway._watch.refresh()
-    return bench, prefill, decode
+    return prefill, decode
 
 
 def hold(bench, tokens, *, cuttable=True):

@@ -27,8 +27,6 @@ log = structlog.get_logger(__name__)
 # Never a client's business, whoever asked for it.
 _NEVER: Final = frozenset({b"kv_transfer_params", b"ec_transfer_params"})
 _NAMED: Final = re.compile(b"|".join(sorted(_NEVER)))
-# A client that does not read cannot keep a broken stream for ever.
-_LAST_WORDS_S: Final = 5.0
 # Bytes of a whole answer in one write.
 _PIECE: Final = 64 * 1024
 _TOKEN_IDS: Final = frozenset({b"prompt_token_ids", b"token_ids"})
@@ -165,7 +163,6 @@ class _Stream:
             await _complete(self._turn, _outcome(self._reply), self._reply)
         seconds = self._turn.parts.config.write_timeout_s
         if failure is not None:
-            seconds = min(seconds, _LAST_WORDS_S)
             await bounded(self._http, response.write(failure.event()), seconds)
         await bounded(self._http, response.write_eof(), seconds)
         return response

@@ -76,11 +76,7 @@ class Upstream:
         trace.on_request_headers_sent.append(_on_sent)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(
-                total=None,
-                connect=self._config.connect_timeout_s,
-                sock_connect=self._config.connect_timeout_s,
-            ),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_timeout_s),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[trace],

@@ -119,6 +119,8 @@ class Oddities:
         lines = [b"Host: gateway", b"Connection: close", *authorization]
         body, more = self._packed(body)
         lines += more
+        if self._below(20) != 19:
+            lines.append(b"Content-Type: application/json")
         for _ in range(self._one_of((0, 0, 0, 1, 1, 2, 5))):
             lines.append(self._filled(self._one_of(_HEADER_LINES)))
         if self._below(4) == 3:
@@ -223,7 +225,7 @@ class Oddities:
         kind = self._below(16)
         length = b"Content-Length: %d" % len(body)
         if kind < 10:
-            return body, [length, b"Content-Type: application/json"]
+            return body, [length]
         if kind == 10:
             cut = max(1, len(body) // 2)
             chunks = b"".join(
@@ -243,7 +245,7 @@ class Oddities:
             return bomb, [b"Content-Length: %d" % len(bomb), b"Content-Encoding: gzip"]
         if kind == 14:
             return body, [b"Content-Length: %d" % (len(body) // 2)]
-        return body, [length, length, b"Content-Type: application/json"]
+        return body, [length, length]
 
 
 _RAW: Final = st.binary(max_size=40)

@@ -158,7 +158,10 @@ async def test_a_session_header_that_is_not_utf8(plane: Plane, seed: Seed, heade
     """Two names must not become one by way of a replacement character."""
     before = plane.dump()
     body = json.dumps(RIGHT[CHAT]).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+    )
     raw = b"%s\r\n%s: caf\xe9\r\n\r\n%s" % (head.encode(), header.encode(), body)
     answer = await send(plane, raw)
     assert answer.startswith(b"HTTP/1.1 400 ")

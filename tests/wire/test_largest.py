@@ -102,7 +102,12 @@ async def postgres(postgres_database: str) -> AsyncIterator[Plane]:
 
 # What a right request about something that is not there may get.
 ANSWERS = {"OK", "NOT_FOUND", "ABORTED", "UNAUTHENTICATED"}
-OTHER = ("holder.compatibility: differs from the owner's", "UNAVAILABLE: no live worker serves")
+OTHER = (
+    "holder.compatibility: differs from the owner's",
+    "UNAVAILABLE: no live worker serves",
+    # Of the worker that was registered before with the same one.
+    "ALREADY_EXISTS: engine",
+)
 
 
 async def outcome(plane: Plane, name: str, request: Any) -> str:

@@ -8,14 +8,14 @@ from fuzz.search import RpcSearch
 from fuzz.world import quiet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def runner() -> Iterator[asyncio.Runner]:
     """The event loop of all searches."""
     with asyncio.Runner() as runner, quiet():
         yield runner
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def calls(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> RpcSearch:
     """Calls of RPCs, over SQLite."""
     return RpcSearch(runner, Sqlite(tmp_path_factory.mktemp("fuzz")))

@@ -132,6 +132,7 @@ async def test_without_a_deadline_there_is_one(start, lines):
         await running.stub().GetLease(GET)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "0.1 s" in caught.value.details()
+    await until(lambda: lines.all("call"))
     assert lines.all("call")[0]["code"] == "DEADLINE_EXCEEDED"
 
 
@@ -154,6 +155,7 @@ async def test_a_line_and_metrics_for_each_call(start, lines):
     running.servicer.behaviour = raises(errors.NotFound("lease", "l1"))
     with pytest.raises(errors.NotFound):
         await running.leases(tenant="acme").GetLease(GET)
+    await until(lambda: len(lines.all("call")) == 2)
     good, bad = lines.all("call")
     assert (good["method"], good["code"], good["tenant"]) == (
         "LeaseService/GetLease",

@@ -65,6 +65,7 @@ async def test_streams_end_so_that_clients_connect_elsewhere(start, lines):
     with pytest.raises(Unavailable, match="shutting down"):
         await anext(changes)
     assert running.servicer.ended == ["cancelled"]
+    await until(lambda: len(lines.all("call")) == 2)
     assert [line["code"] for line in lines.all("call")] == ["UNAVAILABLE"] * 2
 
 

@@ -68,7 +68,8 @@ async def test_a_restarted_control_plane_has_its_workers_back_within_an_interval
         wait_for(away, 60)
         restarted = CLOCK.monotonic()
         for name in names:
-            assert await back_after(kv, name, restarted) <= INTERVAL
+            # One until the beat, and the way.
+            assert await back_after(kv, name, restarted) < 2 * INTERVAL
             assert (await worker(kv, name)).epoch == epochs[name]
         # What they hold is reported again: the next turn reads it.
         await eventually(lambda: held(kv, "t11"), INTERVAL)
@@ -157,6 +158,6 @@ async def test_idle_workers_stay(deployment: Deployment) -> None:
         assert found.silent_for.ToMicroseconds() / 1e6 < TIMEOUT / 2
         # What a worker is told, by a service with nothing but defaults.
         again = routing.RegisterWorkerRequest(worker=found, instance_id="somebody")
-        again.worker.worker_id = "somebody"
+        again.worker.worker_id = again.worker.engine_id = "somebody"
         answer = await kv.workers.RegisterWorker(again)
         assert answer.heartbeat_interval.ToMicroseconds() / 1e6 == INTERVAL

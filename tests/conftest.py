@@ -40,6 +40,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _ByFolder(config, log)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their place: packed ones tell the time, and workers must agree on names."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests on real vLLM last: the others say sooner what is wrong."""
     items.sort(key=lambda item: (item.get_closest_marker("vllm") is not None, _place(item)))

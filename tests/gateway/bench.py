@@ -216,7 +216,6 @@ class Control:
         self.histories = {}
         self.turns = {}
         self.lease_next = False
-        self.lease_state = lease.LEASE_STATE_GRANTED
         self.held = None
         self.keys = {"kvp_a": "tenant-a", "kvp_b": "tenant-b"}
         self.resolved = 0
@@ -390,11 +389,6 @@ class Control:
         self.revoked.append(request.lease_id)
         self.revokers.append(caller())
         return lease.RevokeLeaseResponse()
-
-    async def GetLease(self, request):
-        return lease.GetLeaseResponse(
-            lease=lease.Lease(lease_id=request.lease_id, state=self.lease_state)
-        )
 
     async def ReleaseLeases(self, request):
         self.released.extend((r.lease_id, r.outcome) for r in request.releases)

@@ -176,8 +176,9 @@ async def test_a_prefill_that_hangs_over_its_read_is_cancelled_and_computes(benc
     assert again.force_recompute
     assert list(again.exclude_worker_ids) == []
     assert decode.requests[0]["kv_transfer_params"]["remote_request_id"] == "prefill-0-2"
-    # A dispatch that timed out may have been used.
-    assert (bench.control.released, bench.control.completes[0].tokens_reused) == ([], 0)
+    # A dispatch that timed out may have been used: only what was not is given back.
+    assert bench.control.released == [("lease-1", lease.READ_OUTCOME_NEVER_BEGUN)]
+    assert bench.control.completes[0].tokens_reused == 0
 
 
 async def test_a_prefill_that_is_lost_is_left(bench):
@@ -282,7 +283,7 @@ async def test_a_route_that_comes_too_late_is_given_back(bench):
     assert (await bench.chat())[0] == 200
     answer.set()
     await eventually(lambda: bench.control.released and bench.control.completes)
-    assert bench.control.released == [("lease-1", lease.READ_OUTCOME_UNUSED)]
+    assert bench.control.released == [("lease-1", lease.READ_OUTCOME_NEVER_BEGUN)]
     assert bench.control.completes[0].outcome == session.TURN_OUTCOME_CANCELLED
 
 

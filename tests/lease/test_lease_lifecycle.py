@@ -16,6 +16,7 @@ from kvplane.lease.metrics import UNKNOWN
 from lease.harness import Plane, Replica, to_seconds
 
 UNUSED, CONSUMED = pb.READ_OUTCOME_UNUSED, pb.READ_OUTCOME_CONSUMED
+NEVER_BEGUN = pb.READ_OUTCOME_NEVER_BEGUN
 
 
 async def test_a_grant_by_each_kind_of_target(replica: Replica):
@@ -280,6 +281,27 @@ async def test_an_unused_lease_can_be_granted_again(replica: Replica):
     assert second.fencing_token > lease.fencing_token
     assert await replica.release(lease) == [pb.LEASE_STATE_RELEASED]  # of the first: too late
     assert (await replica.lease(second)).state == pb.LEASE_STATE_GRANTED
+
+
+async def test_what_was_never_begun_is_held_again(replica: Replica):
+    own = await replica.held()
+    lease = (await replica.grant("q1")).lease
+    for _ in range(2):
+        assert await replica.release(lease, outcome=NEVER_BEGUN) == [pb.LEASE_STATE_RELEASED]
+    assert (await replica.owned(own)).state == pb.OWNERSHIP_STATE_HELD
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+async def test_a_read_that_has_begun_is_not_given_back_by_others(replica: Replica, revoked: bool):
+    own = await replica.held()
+    lease = await replica.reading()
+    if revoked:
+        await replica.rpc.RevokeLease(pb.RevokeLeaseRequest(lease_id=lease.lease_id))
+    state = pb.LEASE_STATE_REVOKED if revoked else pb.LEASE_STATE_READING
+    assert await replica.release(lease, outcome=NEVER_BEGUN) == [state]
+    assert (await replica.lease(lease)).draining == revoked
+    assert (await replica.owned(own)).state == pb.OWNERSHIP_STATE_LEASED
+    assert await replica.commands() == []
 
 
 async def test_a_late_word_that_it_was_read_is_believed(plane: Plane, replica: Replica):

@@ -69,6 +69,7 @@ PLANTED = [
     Planted("EXPIRED_READING_HELD_AGAIN", 2, ("HOLD=6",)),
     Planted("UNUSED_AFTER_READ", 2),
     Planted("LEASE_USED_TWICE", 1),
+    Planted("BEGUN_READ_GIVEN_BACK", 2),
     Planted("FENCING_IGNORED", 2),
     Planted("LATE_REPORT_BELIEVED", 1),
     Planted("RESTART_GIVES_FULL_TIME", 1),

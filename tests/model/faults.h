@@ -27,6 +27,12 @@
 #define IS_OF(r) (token == mine[r])
 #endif
 
+#ifdef FAULT_BEGUN_READ_GIVEN_BACK
+#define NEVER_BEGUN LIVE
+#else
+#define NEVER_BEGUN (lease == GRANTED)
+#endif
+
 #ifdef FAULT_RENEW_REVIVES
 #define EXTENDABLE (own != GONE)
 #else

@@ -298,6 +298,8 @@ proctype World() {
     :: d_step { OVERDUE(0) -> expire() }
     :: d_step { own == HELD && now >= hold_end -> own = GONE }
     :: d_step { own == HELD || LIVE -> free() }
+        /* Whoever passed the lease on, a router or a gateway, does not want it used any more. */
+    :: d_step { NEVER_BEGUN -> lease = ENDED; held_again() }
 #ifdef LONGER
     :: d_step { !hold_asked && LIVE && pin == own_n ->
         hold_asked = true; hold_longer = true; ON_HOLD_ORDER }

@@ -247,7 +247,9 @@ class LeaseModel(Owners):
         states: list[LeaseState | None] = []
         for ref in call.refs:
             lease = self._of(ref, call.holder)
-            if lease is not None and lease.ownership_id in self.owns:
+            begun = lease is not None and lease.state is not LeaseState.GRANTED
+            void = begun and ref.outcome is Outcome.NEVER_BEGUN
+            if lease is not None and lease.ownership_id in self.owns and not void:
                 self.released(lease, consumed=ref.outcome is Outcome.CONSUMED)
             states.append(self.leases[lease.lease_id].state if lease else None)
         self.free_outdated()

@@ -190,7 +190,7 @@ async def test_a_grant_on_an_old_epoch_is_given_back(fake: One):
     answer = await fake.route("r2")
     assert (answer.decision, reason(answer)) == (RECOMPUTE, "OWNER_LOST")
     await fake.part.leases.close()
-    assert fake.leases.releases == [("lease-1", lease_pb2.READ_OUTCOME_UNUSED)]
+    assert fake.leases.releases == [("lease-1", lease_pb2.READ_OUTCOME_NEVER_BEGUN)]
 
 
 async def test_an_owner_that_another_replica_has_just_registered_is_believed(sqlite: Plane):

@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 from routing.fakes import PREFILL
 from routing.harness import RECOMPUTE, REUSE, One, Plane, pair, reason, tag
 
-UNUSED = lease_pb2.READ_OUTCOME_UNUSED
+NEVER_BEGUN = lease_pb2.READ_OUTCOME_NEVER_BEGUN
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def test_a_grant_that_comes_too_late_is_given_back(fake: One):
     fake.leases.hangs = False
     fake.leases.resume.set()
     await fake.part.leases.close()
-    assert fake.leases.releases == [("lease-1", UNUSED)]
+    assert fake.leases.releases == [("lease-1", NEVER_BEGUN)]
 
 
 async def test_a_reader_that_has_just_registered_again_is_cold(fake: One):
@@ -118,7 +118,7 @@ async def test_a_caller_that_leaves_during_the_grant_leaves_no_lease(fake: One):
     fake.leases.hangs = False
     fake.leases.resume.set()
     await fake.part.leases.close()
-    assert fake.leases.releases == [("lease-1", UNUSED)]
+    assert fake.leases.releases == [("lease-1", NEVER_BEGUN)]
     assert (await fake.route("r3")).decision == REUSE
 
 

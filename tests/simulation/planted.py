@@ -209,6 +209,17 @@ def any_holder_releases() -> AbstractContextManager[Any]:
     )
 
 
+def begun_read_given_back() -> AbstractContextManager[Any]:
+    """Who passed a lease on gives it back though its read has begun: it is held again."""
+    old = domain.release
+
+    def release(own: Any, lease: Any, outcome: Any, now_us: int) -> Any:
+        never_begun = outcome is Outcome.NEVER_BEGUN
+        return old(own, lease, Outcome.UNUSED if never_begun else outcome, now_us)
+
+    return everywhere(old, release)
+
+
 def no_slack() -> AbstractContextManager[Any]:
     """What a reader may be reading is freed when its lease ends, however slow its clock is."""
     expire, sweep = domain.expire, sweeping.sweep
@@ -284,7 +295,7 @@ PLANTED: dict[str, Plant] = {
         expired_read_held_again, unused_after_sent, ended_lease_begins, cross_tenant,
         restart_forgets, longer_acked_before_done, longer_counts_at_once,
         lost_holder_not_drained, late_read_used, newer_turn_frees_readers,
-        hold_without_margin, any_holder_releases, no_slack,
+        hold_without_margin, any_holder_releases, begun_read_given_back, no_slack,
         late_report_of_ended_session_held, newer_turn_frees_nothing, outdated_turn_held_again,
         free_now_never_sent, keeper_frees_readers, quota_frees_readers, lease_used_twice,
         lease_used_again,
@@ -294,6 +305,7 @@ PLANTED: dict[str, Plant] = {
 # Seeds that are tried first, so that a test of all does not take minutes.
 CAUGHT_AT: dict[str, int] = {
     "anchor_ignored": 24,
+    "begun_read_given_back": 6,
     "double_grant": 2,
     "expired_read_held_again": 2,
     "lease_used_again": 205,

@@ -154,9 +154,9 @@ class Talk:
                     )
                     handle = answer["kv_transfer_params"]
                     used_prefill, read = route.prefill.worker_id, answer["read"]
-                except LegFailed as failure:
-                    # Of a request that is repeated, the other one may read under this lease.
-                    if not failure.sent and route.HasField("lease") and op.kind != "retry":
+                except LegFailed:
+                    # The worker may have begun, or the same request sent once more.
+                    if route.HasField("lease"):
                         await self._give_back(route.lease)
             params = {**handle, **kv_params.to_dict(route.decode_params)}
             answer = await self._leg(
@@ -199,7 +199,7 @@ class Talk:
                         lease.LeaseRelease(
                             lease_id=given.lease_id,
                             fencing_token=given.fencing_token,
-                            outcome=lease.READ_OUTCOME_UNUSED,
+                            outcome=lease.READ_OUTCOME_NEVER_BEGUN,
                         )
                     ],
                 )

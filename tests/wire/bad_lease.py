@@ -149,7 +149,7 @@ LEASE: Final[dict[str, list[Bad]]] = {
         *bad("releases", [pb.LeaseRelease(lease_id="l", fencing_token=1, outcome=1)] * 1001),
         *bad("releases[0].lease_id", *TEXTS),
         *bad("releases[0].fencing_token", 0, -1, LEAST),
-        *bad("releases[0].outcome", 0, 3, -1),
+        *bad("releases[0].outcome", 0, 4, -1),
     ],
     "RevokeLease": bad("lease_id", *TEXTS),
     "GetLease": bad("lease_id", *TEXTS),

@@ -33,19 +33,13 @@ class GiveBack:
         self._leases, self._watch, self._background = leases, watch, background
         self._clock = clock
 
-    def unused(self, granted: lease.Lease) -> None:
-        """Release a lease that its engine surely never saw."""
-        self._background.start(self._release(granted, lease.READ_OUTCOME_UNUSED), "release a lease")
-
-    def consumed(self, granted: lease.Lease) -> None:
-        """Release a lease after a read, or what counts as one."""
-        self._background.start(
-            self._release(granted, lease.READ_OUTCOME_CONSUMED), "release a lease"
-        )
+    def release(self, granted: lease.Lease, outcome: lease.ReadOutcome) -> None:
+        """Release a lease of the gateway's own."""
+        self._background.start(self._release(granted, outcome), "release a lease")
 
     def unless_begun(self, granted: lease.Lease) -> None:
-        """Release a lease whose request is over, if its read was never begun."""
-        self._background.start(self._release_unless_begun(granted), "release a lease")
+        """Release a lease that an engine may have heard of, if it has begun no read."""
+        self.release(granted, lease.READ_OUTCOME_NEVER_BEGUN)
 
     def handle(self, owner: routing.Target, params: Mapping[str, Any], key: str) -> None:
         """Have `owner` free what `params` name, unless somebody reads it already.
@@ -75,15 +69,6 @@ class GiveBack:
             await self._leases.ReleaseLeases(request)
         except (KvplaneError, TimeoutError, OSError) as error:
             log.info("a lease stays until it ends", lease=granted.lease_id, reason=str(error))
-
-    async def _release_unless_begun(self, granted: lease.Lease) -> None:
-        try:
-            answer = await self._leases.GetLease(lease.GetLeaseRequest(lease_id=granted.lease_id))
-        except (KvplaneError, TimeoutError, OSError) as error:
-            log.info("a lease stays until it ends", lease=granted.lease_id, reason=str(error))
-            return
-        if answer.lease.state == lease.LEASE_STATE_GRANTED:
-            await self._release(granted, lease.READ_OUTCOME_UNUSED)
 
     async def _free_turn(self, owner: routing.Target, session_id: str, turn: int) -> None:
         request = lease.ListOwnershipsRequest(

@@ -72,10 +72,8 @@ class Read(Started):
         """Give the lease back. A request that was sent counts as a use."""
         if self._renewing is not None:
             self._renewing.cancel()
-        if sent:
-            give_back.consumed(self.granted)
-        else:
-            give_back.unused(self.granted)
+        outcome = lease.READ_OUTCOME_CONSUMED if sent else lease.READ_OUTCOME_UNUSED
+        give_back.release(self.granted, outcome)
 
     async def _renew(self) -> None:
         ref = lease.LeaseRef(

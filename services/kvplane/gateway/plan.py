@@ -185,7 +185,7 @@ class Planner:
             return
         plan = _plan(answer, 0.0)
         if plan.lease is not None:
-            self._give_back.unused(plan.lease)
+            self._give_back.unless_begun(plan.lease)
         if plan.session_id:
             turn = session.CompleteTurnRequest(
                 session_id=plan.session_id, turn=plan.turn, outcome=session.TURN_OUTCOME_CANCELLED

@@ -156,17 +156,13 @@ class Turn:
                 started=read,
                 reads=plan.reuse if plan.prefill.managed else read is not None,
             )
-        except ClientError:
-            if plan.lease is not None:
-                parts.give_back.unless_begun(plan.lease)
-            raise
         finally:
             if read is not None:
                 read.end(parts.give_back, sent=sent.sent)
-            elif sent.sent:
-                plan.lease = None  # the prefill's connector has it now
-                if plan.prefill.managed:
-                    self._asked[plan.prefill.worker_id] = plan.prefill
+            elif sent.sent and plan.prefill.managed:
+                self._asked[plan.prefill.worker_id] = plan.prefill
+        if plan.prefill.managed:
+            plan.lease = None  # its connector gives it back
         parts.metrics.prefills.inc()
         self.prefill_worker_id = plan.prefill.worker_id
         if self.prefilled.params is not None and not plan.prefill.managed:
@@ -303,9 +299,9 @@ class Turn:
                 self.parts.give_back.turn(prefill, plan.session_id, plan.turn)
 
     def _release(self, plan: Plan) -> None:
-        """Release a lease that no engine has heard of."""
+        """Release a lease under which no engine reads, whether or not one has heard of it."""
         if plan.lease is not None:
-            self.parts.give_back.unused(plan.lease)
+            self.parts.give_back.unless_begun(plan.lease)
             plan.lease = None
 
     def complete(

@@ -250,8 +250,8 @@ def releases(messages: Sequence[pb.LeaseRelease]) -> list[LeaseRef]:
     for index, message in enumerate(messages):
         at = f"releases[{index}]."
         ref = lease_ref(at, message.lease_id, message.fencing_token)
-        if message.outcome not in (1, 2):
-            raise InvalidField(f"{at}outcome", "must be CONSUMED or UNUSED")
+        if message.outcome not in (1, 2, 3):
+            raise InvalidField(f"{at}outcome", "must be CONSUMED, UNUSED or NEVER_BEGUN")
         refs.append(replace(ref, outcome=Outcome(message.outcome)))
     return refs
 

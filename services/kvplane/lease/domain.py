@@ -195,6 +195,8 @@ def renewed_deadline(
 
 def release(own: Ownership, lease: Lease, outcome: Outcome, now_us: int) -> Change:
     """End a lease at its holder's word. A second release changes nothing."""
+    if outcome is Outcome.NEVER_BEGUN and lease.state is not LeaseState.GRANTED:
+        return Change(own, lease)
     if own.lease_id == lease.lease_id:
         if lease.live:
             return _release_live(own, lease, outcome, now_us)

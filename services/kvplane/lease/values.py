@@ -46,6 +46,7 @@ class Outcome(IntEnum):
 
     CONSUMED = 1
     UNUSED = 2
+    NEVER_BEGUN = 3
 
 
 LIVE_OWNERSHIP = (OwnershipState.HELD, OwnershipState.LEASED)

@@ -147,7 +147,7 @@ class LeasePeer:
         )
 
     def give_back(self, lease: lease_pb2.Lease) -> None:
-        """Release an unread lease, in the background; if that fails it soon expires."""
+        """Release a lease in the background, unless its read has begun. If it fails it expires."""
         self._leave(self._release(lease))
 
     async def end_epoch(self, worker_id: str, current_epoch: int) -> bool:
@@ -194,7 +194,7 @@ class LeasePeer:
                 lease_pb2.LeaseRelease(
                     lease_id=lease.lease_id,
                     fencing_token=lease.fencing_token,
-                    outcome=lease_pb2.READ_OUTCOME_UNUSED,
+                    outcome=lease_pb2.READ_OUTCOME_NEVER_BEGUN,
                 )
             ],
         )

@@ -97,8 +97,7 @@ class Router:
         except BaseException:
             self._in_flight.remove(flight)
             raise
-        # An answer that may be stored is for whoever asks again: given back late, its lease
-        # would be what is being read. It ends by itself.
+        # An answer that may be stored is for whoever asks again, and its lease with it.
         if kept is not None:
             if granted is not None and kept.lease.lease_id != granted.lease.lease_id:
                 self._leases.give_back(granted.lease)

@@ -47,6 +47,7 @@ class ReadOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     READ_OUTCOME_UNSPECIFIED: _ClassVar[ReadOutcome]
     READ_OUTCOME_CONSUMED: _ClassVar[ReadOutcome]
     READ_OUTCOME_UNUSED: _ClassVar[ReadOutcome]
+    READ_OUTCOME_NEVER_BEGUN: _ClassVar[ReadOutcome]
 OWNERSHIP_STATE_UNSPECIFIED: OwnershipState
 OWNERSHIP_STATE_HELD: OwnershipState
 OWNERSHIP_STATE_LEASED: OwnershipState
@@ -73,6 +74,7 @@ REFUSAL_REASON_OVER_QUOTA: RefusalReason
 READ_OUTCOME_UNSPECIFIED: ReadOutcome
 READ_OUTCOME_CONSUMED: ReadOutcome
 READ_OUTCOME_UNUSED: ReadOutcome
+READ_OUTCOME_NEVER_BEGUN: ReadOutcome
 
 class KvTransferParams(_message.Message):
     __slots__ = ("do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_blocks_expiry_time", "remote_registration_generation", "transfer_mode", "extra_json")

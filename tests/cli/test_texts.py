@@ -154,6 +154,6 @@ def test_config_version_and_migrate(tmp_path):
 
     away = kvplane("migrate", "up", "--database", "postgresql://x@127.0.0.1:1/x", cwd=tmp_path)
     assert away.returncode == 1
-    assert away.stderr.startswith("kvplane: the database is away: ")
+    assert away.stderr.startswith("kvplane: the database cannot be used: ")
     assert away.stderr.count("\n") == 1
     assert "CREATE TABLE leases (" in kvplane("migrate", "sql", cwd=tmp_path).stdout

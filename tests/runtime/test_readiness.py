@@ -68,6 +68,15 @@ async def test_it_follows_the_check(readiness, check, changes):
     assert changes == [False, True, False, True]
 
 
+async def test_what_caused_it_is_in_the_log_only(readiness, check, lines):
+    check.says = Unavailable("the database is away")
+    check.says.__cause__ = OSError("role kv does not exist\nand more")
+    await readiness.start()
+    assert readiness.problems == {"database": "the database is away"}
+    [line] = [line for line in lines.all("not ready") if "check" in line]
+    assert line["cause"] == "role kv does not exist"
+
+
 async def test_a_check_that_breaks_is_a_check_that_fails(readiness, check, lines):
     check.says = ValueError("bug")
     await readiness.start()

@@ -75,6 +75,26 @@ def test_variables_of_others_are_left_alone(monkeypatch):
         ("KVPLANE_AUTH_MODE", "maybe", "auth.mode (KVPLANE_AUTH_MODE): Input should be 'none'"),
         ("KVPLANE_AUTH_MODE", "api_key", "auth.internal_token (KVPLANE_AUTH_INTERNAL_TOKEN): must"),
         ("KVPLANE_DATABASE_URL", "mysql://u:hidden@h/x", "database.url (KVPLANE_DATABASE_URL): "),
+        (
+            "KVPLANE_DATABASE_URL",
+            "postgresql://u:hidden@h/x?ssl=require",
+            "database.url (KVPLANE_DATABASE_URL): ssl is not known; known are host,",
+        ),
+        (
+            "KVPLANE_DATABASE_URL",
+            "postgresql://u:hidden@h/x?sslmode=on",
+            "database.url (KVPLANE_DATABASE_URL): sslmode must be one of disable,",
+        ),
+        (
+            "KVPLANE_DATABASE_URL",
+            "postgresql://u:hidden@h/x?sslmode=verify-full",
+            "database.url (KVPLANE_DATABASE_URL): sslmode=verify-full needs sslrootcert",
+        ),
+        (
+            "KVPLANE_DATABASE_URL",
+            "postgresql://u:hidden@h/x?sslrootcert=/nowhere/ca.pem",
+            "database.url (KVPLANE_DATABASE_URL): sslrootcert: there is no file /nowhere/ca.pem",
+        ),
         ("KVPLANE_GATEWAY_STATIC_WORKERS", "{", "gateway.static_workers (KVPLANE_GATEWAY_STATIC"),
         ("KVPLANE_ROUTING_HEARTBEAT_INTERVAL_S", "4", "routing.heartbeat_interval_s (KVPLANE_ROU"),
     ],

@@ -368,7 +368,10 @@ def _driver(connection: Connection) -> sqlite3.Connection:
 
 def postgres_engine(url: URL, **options: Any) -> AsyncEngine:
     """Return an engine over asyncpg; `options` as of `create_async_engine`."""
-    return create_async_engine(url.set(drivername="postgresql+asyncpg"), **options)
+    # Its parameters, such as sslmode, are libpq's: asyncpg knows them, SQLAlchemy does not.
+    dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    options["connect_args"] = {"dsn": dsn, **options.get("connect_args", {})}
+    return create_async_engine("postgresql+asyncpg://", **options)
 
 
 def _outcomes(operations: list[Callable[[Tx], Any]], tx: Tx) -> list[Any]:

@@ -10,9 +10,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 # Deadlock, serialization failure, lock timeout: another replica was first.
 _CONFLICT_STATES: Final = {"40P01", "40001", "55P03"}
 _SLOW_STATE: Final = "57014"  # statement timeout
-# Connection, resources, operator intervention, system error; read only after a failover.
-_AWAY_CLASSES: Final = ("08", "53", "57", "58")
-_AWAY_STATES: Final = {"25006"}
+# Connection, who we are, which database, resources, operator intervention, system error.
+_AWAY_CLASSES: Final = ("08", "28", "3D", "53", "57", "58")
+_AWAY_STATES: Final = {"25006"}  # read only after a failover
 
 # Primary result codes, https://sqlite.org/rescode.html
 _SQLITE_BUSY: Final = {5, 6}

@@ -27,6 +27,7 @@ from kvplane.kernel.errors import InvalidField, Unavailable
 T = TypeVar("T")
 # "kvplane" in ASCII. Whoever else wants to migrate waits for it.
 _LOCK: Final = 0x6B76706C616E65
+_NO_RIGHT: Final = "42501"  # insufficient privilege
 _WAIT: Final = 300.0
 
 
@@ -118,9 +119,10 @@ async def _with_connection(url: str, work: Callable[[Connection], T]) -> T:
         async with async_engine.begin() as connection:
             return await connection.run_sync(work)
     except Exception as error:
-        if classify(error) is Failure.MISTAKE:
+        may_not = getattr(getattr(error, "orig", None), "sqlstate", None) == _NO_RIGHT
+        if classify(error) is Failure.MISTAKE and not may_not:
             raise
-        raise Unavailable(f"the database is away: {_first_line(error)}") from error
+        raise Unavailable(f"the database cannot be used: {_first_line(error)}") from error
 
 
 def _state(connection: Connection) -> SchemaState:

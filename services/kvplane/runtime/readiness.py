@@ -60,24 +60,28 @@ class Readiness:
         """Run all checks once."""
         names = list(self._checks)
         answers = await asyncio.gather(*(self._ask(name) for name in names))
-        problems = {name: said for name, said in zip(names, answers, strict=True) if said}
-        for name, said in problems.items():
-            if self.problems.get(name) != said:
-                self._log.warning("not ready", check=name, problem=said)
+        problems = {}
+        for name, (said, cause) in zip(names, answers, strict=True):
+            if said and self.problems.get(name) != said:
+                self._log.warning("not ready", check=name, problem=said, cause=cause)
+            if said:
+                problems[name] = said
         self.problems = problems
         await self._tell()
 
-    async def _ask(self, name: str) -> str | None:
+    async def _ask(self, name: str) -> tuple[str | None, str | None]:
+        """Return the problem, and for the log alone what caused it."""
         try:
             async with asyncio.timeout(TIMEOUT):
-                return await self._checks[name]()
+                return await self._checks[name](), None
         except KvplaneError as error:
-            return error.message
+            cause = error.__cause__
+            return error.message, None if cause is None else str(cause).partition("\n")[0]
         except TimeoutError:
-            return f"no answer within {TIMEOUT:g} s"
+            return f"no answer within {TIMEOUT:g} s", None
         except Exception as error:  # noqa: BLE001 - a check that breaks is a check that fails
             self._log.error("check failed", check=name, exc_info=error)
-            return f"the check failed: {type(error).__name__}"
+            return f"the check failed: {type(error).__name__}", None
 
     async def _tell(self) -> None:
         if self.ready != self._was_ready:

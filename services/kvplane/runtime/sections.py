@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
 from kvplane.client.tls import TlsFiles
+from kvplane.db.url import checked
 from kvplane.kernel.errors import InvalidField
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -32,18 +31,13 @@ class DatabaseSettings(Section):
     url: str = Field(
         "sqlite:///kvplane.db",
         description="`sqlite:///path` (one machine) or `postgresql://user:password@host/name`"
-        " (replicas).",
+        " (replicas). For TLS: `?sslmode=verify-full&sslrootcert=ca.pem`.",
     )
 
     @field_validator("url")
     @classmethod
     def _known(cls, url: str) -> str:
-        try:
-            kind = make_url(url).get_backend_name()
-        except ArgumentError:
-            kind = ""
-        if kind not in {"sqlite", "postgresql"}:
-            raise ValueError("must begin with sqlite:/// or postgresql://")
+        checked(url)
         return url
 
 

@@ -1,0 +1,46 @@
+"""What a database's URL may say."""
+
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+# As libpq has them: https://www.postgresql.org/docs/current/libpq-connect.html
+_PARAMETERS: Final = (
+    "host", "port", "passfile", "target_session_attrs", "application_name",
+    "sslmode", "sslrootcert", "sslcert", "sslkey",
+)  # fmt: skip
+_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+
+
+def checked(url: str) -> URL:
+    """Return the URL in parts.
+
+    Raises ValueError for another kind of database, a parameter that is not known, an
+    `sslmode` that cannot be, or a file that is not there.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        parsed = URL.create("unknown")
+    kind = parsed.get_backend_name()
+    if kind not in {"sqlite", "postgresql"}:
+        raise ValueError("must begin with sqlite:/// or postgresql://")
+    if kind == "postgresql":
+        _check({name: str(value) for name, value in parsed.query.items()})
+    return parsed
+
+
+def _check(query: dict[str, str]) -> None:
+    for name in query:
+        if name not in _PARAMETERS:
+            raise ValueError(f"{name} is not known; known are {', '.join(_PARAMETERS)}")
+    mode = query.get("sslmode", "prefer")
+    if mode not in _MODES:
+        raise ValueError(f"sslmode must be one of {', '.join(_MODES)}")
+    if mode.startswith("verify-") and "sslrootcert" not in query:
+        raise ValueError(f"sslmode={mode} needs sslrootcert, a file with the CA's certificate")
+    for name in ("passfile", "sslrootcert", "sslcert", "sslkey"):
+        if name in query and not Path(query[name]).is_file():
+            raise ValueError(f"{name}: there is no file {query[name]}")

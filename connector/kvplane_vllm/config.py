@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from kvplane.client.tls import TlsFiles, load
 from kvplane.kernel.errors import InvalidField
+from kvplane.kernel.validate import header
 from kvplane.worker.identity import AgentConfig
 
 _EXAMPLE: Final = '{"control_plane": "127.0.0.1:7700", "url": "http://127.0.0.1:8100"}'
@@ -77,7 +78,7 @@ class PluginConfig:
         return AgentConfig(
             routing=both or where["routing"],  # type: ignore[index]
             lease=both or where["lease"],  # type: ignore[index]
-            token=self.token,
+            token=self._token(),
             tls=self._tls(),
             begin_wait_seconds=self.begin_wait_seconds,
             grant_wait_seconds=self.grant_wait_seconds,
@@ -85,6 +86,12 @@ class PluginConfig:
             lease_ttl_seconds=self.lease_ttl_seconds,
             max_held_share=self.max_held_share,
         )
+
+    def _token(self) -> str | None:
+        try:
+            return header("token", self.token or "") or None
+        except InvalidField as error:
+            raise ConfigError("kvplane.token", error.message.removeprefix("token: ")) from None
 
     def _tls(self) -> TlsFiles | None:
         try:

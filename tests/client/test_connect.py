@@ -1,4 +1,5 @@
 import asyncio
+from urllib.parse import unquote
 
 import grpc
 import pytest
@@ -143,6 +144,28 @@ async def test_a_fixed_tenant_and_token_win(address, fakes):
     assert fakes.metadata["x-kvplane-tenant"] == "other"
     assert fakes.metadata["authorization"] == "Bearer secret"
     assert "x-request-id" not in fakes.metadata
+
+
+async def test_any_name_of_who_acts_goes_along(client, fakes):
+    actor = "cert:operator/Zoë 100%\n/x"
+    set_caller(Caller("acme", "", actor=actor))
+    await client.leases.GetLease(lease.GetLeaseRequest(lease_id="x"))
+    assert unquote(fakes.metadata["x-kvplane-actor"]) == actor
+
+
+async def test_the_newline_of_a_token_s_file_is_left_out(address, fakes):
+    async with KvplaneClient(address, token="secret\n") as client:
+        await client.leases.GetLease(lease.GetLeaseRequest(lease_id="x"))
+    assert fakes.metadata["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("name", ["token", "tenant"])
+@pytest.mark.parametrize("value", ["sécret", "a\nb", "\x00"])
+async def test_what_no_header_can_hold_is_named(address, name, value):
+    with pytest.raises(InvalidField) as caught:
+        await KvplaneClient(address, **{name: value}).__aenter__()
+    assert caught.value.metadata["field"] == name
+    assert value not in caught.value.message
 
 
 async def test_the_trace_goes_along(client, fakes):

@@ -87,8 +87,15 @@ def test_a_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KVPLANE_TOKEN", "kvp_secret")
     assert parse().agent().token == "kvp_secret"
     assert parse(token="kvp_other").agent().token == "kvp_other"
+    monkeypatch.setenv("KVPLANE_TOKEN", "kvp_secret\n")
+    assert parse().agent().token == "kvp_secret"
     monkeypatch.delenv("KVPLANE_TOKEN")
     assert parse().agent().token is None
+
+
+def test_a_token_that_no_header_can_hold_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"kvplane\.token: must be printable ASCII"):
+        parse(token="kvp_é").agent()
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,14 @@ def test_a_wrong_control_plane_is_named(given):
         plane(given)
 
 
+def test_the_key_of_the_environment(monkeypatch):
+    monkeypatch.setenv("KVPLANE_TOKEN", "kvp_secret\n")
+    assert plane("one:1").token == "kvp_secret"
+    monkeypatch.setenv("KVPLANE_TOKEN", "kvp_é")
+    with pytest.raises(SystemExit, match="KVPLANE_TOKEN: must be printable ASCII"):
+        plane("one:1")
+
+
 def test_waits_are_taken_over_and_must_not_be_negative():
     args = ["--control-plane", "one:1", "--begin-wait", "2", "--grant-wait", "3"]
     found = control_plane_of(parser().parse_args(args))

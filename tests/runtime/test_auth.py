@@ -246,6 +246,8 @@ async def test_only_services_say_who_called_them(authenticator):
     service = certificate("service", "gateway")
     assert (await authenticator.caller(told, service)).actor == "key:k7"
     assert (await authenticator.caller(TOKEN)).actor == "token"
+    odd = {"x-kvplane-actor": "cert:operator/Zo%C3%AB%00"}
+    assert (await authenticator.caller({**TOKEN, **odd})).actor == "cert:operator/Zoë"
     assert (await authenticator.caller(told, certificate("operator", "a"))).actor == (
         "cert:operator/a"
     )

@@ -95,6 +95,16 @@ def test_variables_of_others_are_left_alone(monkeypatch):
             "postgresql://u:hidden@h/x?sslrootcert=/nowhere/ca.pem",
             "database.url (KVPLANE_DATABASE_URL): sslrootcert: there is no file /nowhere/ca.pem",
         ),
+        (
+            "KVPLANE_AUTH_INTERNAL_TOKEN",
+            "hiddenë",
+            "auth.internal_token (KVPLANE_AUTH_INTERNAL_TOKEN): must be printable ASCII",
+        ),
+        (
+            "KVPLANE_GATEWAY_UPSTREAM_API_KEY",
+            "hidden\nx",
+            "gateway.upstream_api_key (KVPLANE_GATEWAY_UPSTREAM_API_KEY): must be printable",
+        ),
         ("KVPLANE_GATEWAY_STATIC_WORKERS", "{", "gateway.static_workers (KVPLANE_GATEWAY_STATIC"),
         ("KVPLANE_ROUTING_HEARTBEAT_INTERVAL_S", "4", "routing.heartbeat_interval_s (KVPLANE_ROU"),
     ],
@@ -106,6 +116,11 @@ def test_a_wrong_value_is_named_with_the_reason(monkeypatch, name, given, said):
     (problem,) = caught.value.problems
     assert problem.startswith(said)
     assert "hidden" not in problem
+
+
+def test_the_newline_of_a_secret_s_file_is_left_out(monkeypatch):
+    monkeypatch.setenv("KVPLANE_AUTH_INTERNAL_TOKEN", " secret\n")
+    assert load().auth.internal_token.get_secret_value() == "secret"
 
 
 def test_all_wrong_values_are_named_at_once(monkeypatch):

@@ -79,7 +79,8 @@ def _run(settings: Settings, name: str, main: Callable[[], Coroutine[Any, Any, N
     except KvplaneError as error:
         fail(error.message)
     except OSError as error:
-        fail(f"{error.strerror or error}: is another one running? Choose another --port")
+        told = error.strerror or error
+        fail(f"{told}: is another one running? Choose another --port, or a --host that we have")
 
 
 def _check_who_may_call(settings: Settings, section: str) -> None:

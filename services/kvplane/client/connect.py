@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote
 
 import grpc
 
@@ -34,6 +35,7 @@ from kvplane.client.tls import TlsFiles
 from kvplane.kernel.clock import Clock, SystemClock
 from kvplane.kernel.context import caller
 from kvplane.kernel.errors import KvplaneError
+from kvplane.kernel.validate import header
 
 DEFAULT_TIMEOUT: Final = 5.0
 
@@ -54,6 +56,8 @@ IDEMPOTENT: Final = frozenset(
 
 _FIRST_BACKOFF: Final = 0.05
 _MAX_BACKOFF: Final = 0.5
+# In an actor's name, which may be that of a certificate; the rest travels as %XX.
+_AS_IT_IS: Final = ":/@+, "
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 
 _Metadata = tuple[tuple[str, str], ...]
@@ -62,8 +66,8 @@ _Api_co = TypeVar("_Api_co", covariant=True)
 
 @dataclass(frozen=True)
 class _Settings:
-    tenant: str | None
-    token: str | None
+    tenant: str
+    token: str
     timeout: float
     encrypted: bool
     clock: Clock = field(default_factory=SystemClock)
@@ -72,7 +76,7 @@ class _Settings:
         who = caller()
         items = [("x-kvplane-tenant", self.tenant or who.tenant_id)]
         if who.actor != "local":
-            items.append(("x-kvplane-actor", who.actor))
+            items.append(("x-kvplane-actor", quote(who.actor, safe=_AS_IT_IS)))
         if who.request_id:
             items.append(("x-request-id", _NOT_ASCII.sub("?", who.request_id)))
         if self.token:
@@ -169,7 +173,7 @@ class _Connect(Protocol[_Api_co]):
 
         `tenant` fixes the tenant; without it each call is for the current caller's. With
         `tls` the connection is encrypted, and both sides show a certificate.
-        Raises InvalidField for a wrong address or file.
+        Raises InvalidField for a wrong address, tenant, token or file.
         """
         ...
 
@@ -185,7 +189,12 @@ def _service(module: Any, name: str, stub: Any) -> Any:
         tls: TlsFiles | None = None,
     ) -> Any:
         descriptor = module.DESCRIPTOR.services_by_name[name]
-        settings = _Settings(tenant, token, timeout, encrypted=tls is not None)
+        settings = _Settings(
+            header("tenant", tenant or ""),
+            header("token", token or ""),
+            timeout,
+            encrypted=tls is not None,
+        )
         return _Remote(descriptor, stub(channels.get(address, tls)), settings)
 
     return connect

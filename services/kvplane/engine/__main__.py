@@ -223,7 +223,7 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
     return ControlPlane(
         routing=named["routing"],
         lease=named["lease"],
-        token=os.environ.get("KVPLANE_TOKEN") or None,
+        token=_token(),
         tls=tls_of(args),
         worker_id=args.worker_id,
         url=args.url,
@@ -232,6 +232,16 @@ def control_plane_of(args: argparse.Namespace) -> ControlPlane | None:
         grant_wait_s=args.grant_wait,
         max_held_share=args.max_held_share,
     )
+
+
+def _token() -> str | None:
+    from kvplane.kernel.errors import InvalidField  # noqa: PLC0415
+    from kvplane.kernel.validate import header  # noqa: PLC0415
+
+    try:
+        return header("KVPLANE_TOKEN", os.environ.get("KVPLANE_TOKEN", "")) or None
+    except InvalidField as error:
+        raise SystemExit(error.message) from None
 
 
 def tls_of(args: argparse.Namespace) -> "TlsFiles | None":

@@ -7,6 +7,7 @@ from kvplane.kernel.errors import InvalidField
 TENANT_ID_BYTES = 64
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")
+_IN_HEADER = re.compile(r"[\x20-\x7e]*\Z")
 _TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
@@ -40,6 +41,14 @@ def plain(field: str, value: str, max_length: int) -> str:
     text(field, value, max_length)
     if "\0" in value:
         raise InvalidField(field, "must not contain NUL characters")
+    return value
+
+
+def header(field: str, value: str) -> str:
+    """What is to be sent in a header, without the space around it: files end with a newline."""
+    value = value.strip()
+    if not _IN_HEADER.match(value):
+        raise InvalidField(field, "must be printable ASCII: is it whole, and nothing else with it?")
     return value
 
 

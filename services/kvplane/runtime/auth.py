@@ -12,6 +12,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Protocol
+from urllib.parse import unquote
 
 from kvplane.client.keys import OF_THE_ASKER, Key, Keys
 from kvplane.kernel import validate
@@ -153,7 +154,8 @@ def _named_tenant(metadata: Mapping[str, str]) -> str:
 
 
 def _named_actor(metadata: Mapping[str, str]) -> str:
-    return metadata.get(ACTOR_KEY, "")[:_MAX_ACTOR]
+    # NUL fits into no database.
+    return unquote(metadata.get(ACTOR_KEY, "")).replace("\0", "")[:_MAX_ACTOR]
 
 
 def _request_id(metadata: Mapping[str, str], ids: Ids) -> str:

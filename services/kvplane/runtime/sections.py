@@ -7,16 +7,35 @@ here is not worth setting.
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import NoDecode
 
 from kvplane.client.tls import TlsFiles
 from kvplane.db.url import checked
 from kvplane.kernel.errors import InvalidField
+from kvplane.kernel.validate import header
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+
+
+def _credential(value: SecretStr) -> SecretStr:
+    try:
+        return SecretStr(header("", value.get_secret_value()))
+    except InvalidField as error:
+        raise ValueError(error.message.removeprefix(": ")) from None
+
+
+Credential = Annotated[SecretStr, AfterValidator(_credential)]
 
 
 class Section(BaseModel):
@@ -70,7 +89,7 @@ class AuthSettings(Section):
         description="`none`: everybody may do everything, on loopback only. `api_key`: callers"
         " need a key, the internal token or a certificate.",
     )
-    internal_token: SecretStr = Field(
+    internal_token: Credential = Field(
         SecretStr(""),
         description="Shared secret of our own services, sent as a bearer token; also good for"
         " workers and operators, who may have keys of their own instead. Needed for `api_key`"
@@ -241,7 +260,7 @@ class GatewaySettings(Section):
         description="Engines without our connector: a JSON list in the variable, tables"
         " `[[gateway.static_workers]]` in the file.",
     )
-    upstream_api_key: SecretStr = Field(
+    upstream_api_key: Credential = Field(
         SecretStr(""), description="Sent to the engines as a bearer token; empty: none."
     )
     max_body_bytes: int = Field(33_554_432, ge=1, description="Largest request body in bytes.")

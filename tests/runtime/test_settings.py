@@ -77,6 +77,11 @@ def test_variables_of_others_are_left_alone(monkeypatch):
         ("KVPLANE_DATABASE_URL", "mysql://u:hidden@h/x", "database.url (KVPLANE_DATABASE_URL): "),
         (
             "KVPLANE_DATABASE_URL",
+            "postgresql://u:hidden@one:5432,two:5432/x",
+            "database.url (KVPLANE_DATABASE_URL): has a wrong port; several hosts go into ?host=",
+        ),
+        (
+            "KVPLANE_DATABASE_URL",
             "postgresql://u:hidden@h/x?ssl=require",
             "database.url (KVPLANE_DATABASE_URL): ssl is not known; known are host,",
         ),

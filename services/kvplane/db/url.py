@@ -24,6 +24,10 @@ def checked(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError:
         parsed = URL.create("unknown")
+    except ValueError:
+        raise ValueError(
+            "has a wrong port; several hosts go into ?host=one:5432,two:5432"
+        ) from None
     kind = parsed.get_backend_name()
     if kind not in {"sqlite", "postgresql"}:
         raise ValueError("must begin with sqlite:/// or postgresql://")

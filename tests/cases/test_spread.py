@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from e2e.waiting import eventually
+from kvplane.api.routing.v1 import routing_pb2 as routing
 from kvplane.api.session.v1 import session_pb2 as sessions
+from kvplane.client import KvplaneClient
 
 from cases.processes import MODEL, Dev, Engine, client, registered
 from cases.talk import Answer, Talk, session_of, words
@@ -111,7 +113,8 @@ async def test_first_turns_spread_and_later_ones_stay_until_the_gap_is_passed(fl
         for talk in talks[: GAP + 1]:
             piled.append(asyncio.create_task(talk.say("Go on.", right=False)))
             await eventually(lambda: busy(fleet.decodes[owner], len(piled)))
-        # Now it has one more than the gap.
+        # Now it has one more than the gap, and the router knows.
+        await reported(kv, owner, len(piled))
         moved = await asyncio.gather(*(talk.say("And you?") for talk in talks[GAP + 1 :]))
         assert not any(task.done() for task in piled)
         for talk, answer in zip(talks[GAP + 1 :], moved, strict=True):
@@ -121,6 +124,26 @@ async def test_first_turns_spread_and_later_ones_stay_until_the_gap_is_passed(fl
         # The others, the last of which met the gap and did not pass it, have stayed.
         assert {answer.decision for answer in await asyncio.gather(*piled)} == {"reuse"}
         assert {await at(talk) for talk in talks[: GAP + 1]} == {owner}
+
+
+async def reported(kv: KvplaneClient, worker_id: str, count: int) -> None:
+    """Wait for two heartbeats that tell of that many requests.
+
+    One that was on its way while the last of them came does not count it, and the router's
+    picture of the workers may be that one for 0.2 s after the next; beats come once a second.
+    """
+    silent: list[float] = []
+
+    async def twice() -> bool:
+        listed = (await kv.workers.ListWorkers(routing.ListWorkersRequest())).workers
+        [found] = [worker for worker in listed if worker.worker_id == worker_id]
+        if found.load.running + found.load.waiting < count:
+            silent.clear()
+            return False
+        silent.append(found.silent_for.ToTimedelta().total_seconds())
+        return len(silent) > 1 and silent[-1] < silent[-2]  # another beat has come since
+
+    await eventually(twice)
 
 
 async def post(engine: Engine, path: str, **body: Any) -> Any:

@@ -161,8 +161,7 @@ class Turn:
                 read.end(parts.give_back, sent=sent.sent)
             elif sent.sent and plan.prefill.managed:
                 self._asked[plan.prefill.worker_id] = plan.prefill
-        if plan.prefill.managed:
-            plan.lease = None  # its connector gives it back
+        plan.lease = None  # its reader gives it back
         parts.metrics.prefills.inc()
         self.prefill_worker_id = plan.prefill.worker_id
         if self.prefilled.params is not None and not plan.prefill.managed:

@@ -7,7 +7,7 @@ from postgresql import begin
 
 
 class Slow:
-    """Comes up at the third try."""
+    """Comes up when it has failed in each of these ways."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
